@@ -8,10 +8,11 @@ use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request
 use crate::os::disk::Directory;
 use crate::os::etcd::{Duty, LeaseNote, Membership, Standing};
 use crate::os::init::Machine;
-use crate::os::sys::machine::{self, Shutdown};
+use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, EXIT_REFUSED, EXIT_USAGE, Failure};
 use log::LevelFilter;
+use rustix::system::RebootCommand;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -37,7 +38,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Runs the command line. Returns how to shut the machine down too, if this is its first process.
-fn run(machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
+fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
     let done = match options::parse(std::env::args_os().skip(1)) {
         Ok(Request::Serve(options)) => return serve(&options, machine),
         // C beanstalkd prints the usage to stderr too.
@@ -56,7 +57,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
         }
     };
     let exit_code = done.unwrap_or_else(|failure| report(LogFormat::Text, &failure));
-    (exit_code, Shutdown::PowerOff)
+    (exit_code, RebootCommand::PowerOff)
 }
 
 /// Prints `text`. A closed pipe is no failure.
@@ -70,20 +71,20 @@ fn report(format: LogFormat, failure: &Failure) -> ExitCode {
     ExitCode::from(failure.exit_code)
 }
 
-fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, Shutdown) {
+fn serve(options: &Options, machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
     logging::start(options.log_level, options.log_format);
     let stop = match startup::run(options, machine) {
         Ok(stop) => stop,
-        Err(failure) => return (report(options.log_format, &failure), Shutdown::PowerOff),
+        Err(failure) => return (report(options.log_format, &failure), RebootCommand::PowerOff),
     };
     log::info!("stopped: {stop:?}");
     match stop {
         Stop::Terminate if machine::is_first_process() => {
-            (ExitCode::from(ENDED_BY_SIGTERM), Shutdown::PowerOff)
+            (ExitCode::from(ENDED_BY_SIGTERM), RebootCommand::PowerOff)
         }
-        Stop::Terminate => (ExitCode::SUCCESS, Shutdown::PowerOff),
+        Stop::Terminate => (ExitCode::SUCCESS, RebootCommand::PowerOff),
         // For the first process of a machine SIGINT means Ctrl-Alt-Del.
-        Stop::Interrupt => (ExitCode::SUCCESS, Shutdown::Restart),
+        Stop::Interrupt => (ExitCode::SUCCESS, RebootCommand::Restart),
     }
 }
 

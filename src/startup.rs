@@ -151,8 +151,7 @@ fn serve(
     mut listeners: Vec<Socket>,
     directory: Option<Directory>,
 ) -> Result<Stop, Failure> {
-    let facts = facts(&clock).map_err(Failure::of_system("get random bytes"))?;
-    let mut server = Server::new(options.settings, Limits::DEFAULT, facts, clock.now());
+    let mut server = Server::new(options.settings, Limits::DEFAULT, facts(&clock), clock.now());
     let mut wakers = LoopWakers { membership: None, disk: None };
     let mut recover = |place: &dyn Display, disk, syncing, monitor: &mut Monitor| {
         recover(&mut server, place, disk, syncing, &signals, monitor, &clock)
@@ -363,11 +362,11 @@ fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Direct
     directory.map_err(|error| Failure::new(EXIT_REFUSED, format!("-b {}: {error}", path.display())))
 }
 
-fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
+fn facts(clock: &Clock) -> ProcessInfo {
     let [hostname, os_version, platform] = machine::uname();
-    Ok(ProcessInfo {
+    ProcessInfo {
         pid: std::process::id(),
-        instance_id: machine::instance_id()?,
+        instance_id: machine::instance_id(),
         hostname,
         os_version,
         platform,
@@ -375,7 +374,7 @@ fn facts(clock: &Clock) -> io::Result<ProcessInfo> {
         processor_time: machine::processor_time,
         resident_bytes: memory::resident_bytes,
         has_headroom: memory::has_headroom,
-    })
+    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@
 //! The second one has the kernel's own format. A kernel that knows it configures the network itself.
 
 use super::sys::files;
-use super::sys::machine::{self, Shutdown};
+use super::sys::machine;
 use log::{info, warn};
+use rustix::system::RebootCommand;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -82,7 +83,7 @@ impl Machine {
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             report(panic);
-            machine::shut_down(Shutdown::PowerOff)
+            machine::shut_down(RebootCommand::PowerOff)
         }));
         Some(Machine { mounted: None, power_buttons: Vec::new() })
     }
@@ -125,7 +126,7 @@ impl Machine {
     }
 
     /// Shuts the machine down.
-    pub fn end(self, end: Shutdown) -> ! {
+    pub fn end(self, end: RebootCommand) -> ! {
         let (own_kib, free_kib) = machine::memory_kib();
         info!("the server had up to {own_kib} KiB of memory, {free_kib} KiB are free");
         if let Some(mount) = &self.mounted

@@ -1,10 +1,13 @@
 //! Clocks, and an alarm that counts the time in which the machine is suspended.
 
-use super::check;
 use crate::engine::time::{ClockOffset, Nanos};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A clock that shows the time of day at the start plus the time that has passed since. Its times
@@ -44,13 +47,9 @@ pub struct Alarm {
 impl Alarm {
     /// Creates an alarm that is not set.
     pub fn new() -> io::Result<Alarm> {
-        // SAFETY: plain numbers.
-        let fd = unsafe {
-            libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
-        };
-        check(fd)?;
-        // SAFETY: the descriptor was just made and has no other owner.
-        Ok(Alarm { timer: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: Nanos::NEVER })
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
+        Ok(Alarm { timer, set_to: Nanos::NEVER })
     }
 
     /// Sets the alarm to a time of [`monotonic`], unless it is already set to an earlier one: most
@@ -60,21 +59,13 @@ impl Alarm {
             return;
         }
         self.set_to = moment;
-        let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut at = libc::itimerspec { it_interval: never, it_value: never };
-        let (secs, nanos) = (moment.whole_secs(), moment.as_nanos() % 1_000_000_000);
-        at.it_value.tv_sec = secs.try_into().unwrap_or(libc::time_t::MAX);
-        at.it_value.tv_nsec = nanos.try_into().expect("nanoseconds of a second fit");
-        // SAFETY: the descriptor is open, the first pointer is to a live value, and a null pointer
-        // means that the old setting is not returned. If the call fails, the poll still has a timeout.
-        unsafe {
-            libc::timerfd_settime(
-                self.timer.as_raw_fd(),
-                libc::TFD_TIMER_ABSTIME,
-                &raw const at,
-                std::ptr::null_mut(),
-            );
-        }
+        let at = Timespec {
+            tv_sec: moment.whole_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: (moment.as_nanos() % 1_000_000_000).try_into().expect("it is below a second"),
+        };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
+        // If the call fails, the poll still has a timeout.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once);
     }
 
     /// The descriptor has become readable: the alarm is not set any more.

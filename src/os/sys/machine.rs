@@ -3,36 +3,29 @@
 
 use super::check;
 use crate::engine::protocol::stats::ProcessorTime;
-use std::ffi::{CStr, CString};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::netdevice;
+use rustix::system::RebootCommand;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::ffi::CStr;
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 
 /// Returns the name of the host, the version of the operating system, and the kind of machine.
 pub fn uname() -> [String; 3] {
-    let mut names = MaybeUninit::<libc::utsname>::zeroed();
-    // SAFETY: the pointer is to a live `utsname`; all zeros is a valid one (empty strings).
-    let names = unsafe {
-        libc::uname(names.as_mut_ptr());
-        names.assume_init()
-    };
-    [names.nodename, names.version, names.machine].map(|field| {
-        // SAFETY: the kernel ends each field with a zero byte within its array.
-        unsafe { CStr::from_ptr(field.as_ptr()) }.to_string_lossy().into_owned()
-    })
+    let names = rustix::system::uname();
+    [names.nodename(), names.version(), names.machine()]
+        .map(|name| name.to_string_lossy().into_owned())
 }
 
 /// Returns 16 random hex digits, which no other instance has.
-pub fn instance_id() -> io::Result<String> {
-    let mut bytes = [0_u8; 8];
-    // SAFETY: the pointer and the length are those of a live array.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if usize::try_from(got) != Ok(bytes.len()) {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+pub fn instance_id() -> String {
+    format!("{:016x}", RandomState::new().hash_one(0))
 }
 
 /// Returns the processor time of this process.
@@ -83,32 +76,15 @@ pub fn ignore_child_status() {
 /// Makes the kernel send SIGINT to the first process on Ctrl-Alt-Del, instead of restarting the
 /// machine. Returns `false` if this process may not do that, as in a container.
 pub fn catch_ctrl_alt_del() -> bool {
-    // SAFETY: this command only sets a flag.
-    unsafe { libc::reboot(libc::RB_DISABLE_CAD) == 0 }
-}
-
-/// The way to shut the machine down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shutdown {
-    /// Switch the power off.
-    PowerOff,
-    /// Boot again.
-    Restart,
+    rustix::system::reboot(RebootCommand::CadOff).is_ok()
 }
 
 /// Shuts the machine down, after the disks and the console have everything that was written.
-pub fn shut_down(end: Shutdown) -> ! {
-    let command = match end {
-        Shutdown::PowerOff => libc::RB_POWER_OFF,
-        Shutdown::Restart => libc::RB_AUTOBOOT,
-    };
-    // SAFETY: plain numbers; no code of the process runs after that.
-    unsafe {
-        libc::sync();
-        libc::tcdrain(libc::STDERR_FILENO);
-        libc::reboot(command);
-    }
+pub fn shut_down(end: RebootCommand) -> ! {
+    rustix::fs::sync();
     // The kernel panics if the first process ends, so it does not, even if the calls have failed.
+    let _ = rustix::termios::tcdrain(io::stderr());
+    let _ = rustix::system::reboot(end);
     loop {
         std::thread::park();
     }
@@ -116,13 +92,8 @@ pub fn shut_down(end: Shutdown) -> ! {
 
 /// Returns the peak memory of this process and the free memory of the machine, in KiB.
 pub fn memory_kib() -> (u64, u64) {
-    let mut machine = MaybeUninit::<libc::sysinfo>::zeroed();
-    // SAFETY: the pointer is to a live `sysinfo`; all zeros is a valid one.
-    let machine = unsafe {
-        libc::sysinfo(machine.as_mut_ptr());
-        machine.assume_init()
-    };
-    let free_bytes = machine.freeram * libc::c_ulong::from(machine.mem_unit);
+    let machine = rustix::system::sysinfo();
+    let free_bytes = machine.freeram * u64::from(machine.mem_unit);
     (u64::try_from(usage().ru_maxrss).unwrap_or(0), free_bytes / 1024)
 }
 
@@ -133,41 +104,27 @@ pub fn memory_kib() -> (u64, u64) {
 /// The kind is `NotFound` if the module needs another one that is not loaded.
 pub fn load_module(file: &File, is_packed: bool) -> io::Result<()> {
     const UNPACK: libc::c_int = 4;
-    let flags = if is_packed { UNPACK } else { 0 };
-    // SAFETY: the descriptor is open, and the parameters are an empty string.
-    let loaded =
-        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), flags) };
-    check(loaded).or_else(|error| match error.raw_os_error() {
-        Some(libc::EEXIST) => Ok(()),
-        _ => Err(error),
-    })
+    match rustix::system::finit_module(file, c"", if is_packed { UNPACK } else { 0 }) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Mounts a file system of type `kind`, without devices and without programs to run.
 pub fn mount(device: &str, directory: &str, kind: &str) -> io::Result<()> {
-    mount_with(device, directory, kind, libc::MS_NODEV | libc::MS_NOATIME)
+    let flags = MountFlags::NODEV | MountFlags::NOATIME | MountFlags::NOSUID | MountFlags::NOEXEC;
+    Ok(rustix::mount::mount(device, directory, kind, flags, None)?)
 }
 
 /// Mounts the kernel's directory of devices.
 pub fn mount_devices(directory: &str) -> io::Result<()> {
-    mount_with("devtmpfs", directory, "devtmpfs", 0)
-}
-
-fn mount_with(device: &str, directory: &str, kind: &str, flags: libc::c_ulong) -> io::Result<()> {
-    let (device, directory) = (CString::new(device)?, CString::new(directory)?);
-    let kind = CString::new(kind)?;
-    let flags = flags | libc::MS_NOSUID | libc::MS_NOEXEC;
-    // SAFETY: all pointers are to live strings, and a null pointer means no further data.
-    check(unsafe {
-        libc::mount(device.as_ptr(), directory.as_ptr(), kind.as_ptr(), flags, std::ptr::null())
-    })
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    Ok(rustix::mount::mount("devtmpfs", directory, "devtmpfs", flags, None)?)
 }
 
 /// Unmounts a file system. That fails while it is in use.
 pub fn unmount(directory: &str) -> io::Result<()> {
-    let directory = CString::new(directory)?;
-    // SAFETY: the pointer is to a live string.
-    check(unsafe { libc::umount2(directory.as_ptr(), 0) })
+    Ok(rustix::mount::unmount(directory, UnmountFlags::empty())?)
 }
 
 /// Returns the name of an input device.
@@ -197,12 +154,7 @@ pub fn terminate_on_input(device: &File) -> io::Result<()> {
 
 /// Returns the name of the network interface with this number; the first one is 1.
 pub fn interface_name(index: u32) -> Option<String> {
-    let mut argument = interface_request("").ok()?;
-    argument.ifr_ifru.ifru_ifindex = libc::c_int::try_from(index).ok()?;
-    // SAFETY: this request reads the number of an `ifreq` and writes its name.
-    unsafe { control(libc::SIOCGIFNAME, &mut argument).ok()? };
-    let name = argument.ifr_name.map(|byte| byte.to_ne_bytes()[0]);
-    Some(CStr::from_bytes_until_nul(&name).ok()?.to_string_lossy().into_owned())
+    netdevice::index_to_name(network_socket().ok()?, index).ok()
 }
 
 /// Sets the IPv4 address of an interface.
@@ -270,8 +222,7 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
 
 /// Sets the host name.
 pub fn set_hostname(name: &str) -> io::Result<()> {
-    // SAFETY: the pointer and the length are those of a live string.
-    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
+    Ok(rustix::system::sethostname(name.as_bytes())?)
 }
 
 fn interface_request(interface: &str) -> io::Result<libc::ifreq> {
@@ -288,13 +239,14 @@ fn interface_request(interface: &str) -> io::Result<libc::ifreq> {
 }
 
 fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
-    let family = libc::sa_family_t::try_from(libc::AF_INET).expect("it fits");
-    let mut socket_address = libc::sockaddr { sa_family: family, sa_data: [0; 14] };
-    // The first two bytes are the port.
-    for (to, from) in socket_address.sa_data[2..].iter_mut().zip(address.octets()) {
-        *to = libc::c_char::from_ne_bytes([from]);
-    }
-    socket_address
+    let address = SockAddr::from(SocketAddr::from((address, 0)));
+    // SAFETY: the pointer is to a live value, which is not shorter and has the same alignment or more.
+    unsafe { address.as_ptr().cast::<libc::sockaddr>().read() }
+}
+
+/// Returns a socket for requests to the kernel's network stack.
+fn network_socket() -> io::Result<Socket> {
+    Socket::new(Domain::IPV4, Type::DGRAM, None)
 }
 
 /// Sends a request to the kernel's network stack.
@@ -302,7 +254,7 @@ fn socket_address(address: Ipv4Addr) -> libc::sockaddr {
 /// # Safety
 /// The request reads and writes a `T`, or the beginning of one.
 unsafe fn control<T>(request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
+    let socket = network_socket()?;
     let request = libc::Ioctl::try_from(request).expect("it fits");
     // SAFETY: the descriptor is open, and the pointer is to what the caller has promised.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(argument)) })
@@ -315,9 +267,9 @@ mod tests {
     #[test]
     fn each_instance_id_is_new() {
         assert!(!uname()[0].is_empty());
-        let id = instance_id().unwrap();
+        let id = instance_id();
         assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        assert_ne!(id, instance_id().unwrap());
+        assert_ne!(id, instance_id());
     }
 
     #[test]

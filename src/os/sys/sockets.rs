@@ -1,6 +1,7 @@
 //! Sockets inherited from a service manager, and the readiness of a socket.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 /// Returns the descriptors that a service manager has passed to this process, by the protocol of
 /// sd_listen_fds(3). The caller calls it once, before the process opens any descriptor.
@@ -40,8 +41,7 @@ fn set_close_on_exec(fd: RawFd) -> bool {
 }
 
 /// Returns whether a socket has bytes to read, or a connection to accept.
-pub fn is_readable(socket: BorrowedFd<'_>) -> bool {
-    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one live `pollfd`, and the timeout is a plain number.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+pub fn is_readable(socket: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&socket, PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
