@@ -154,7 +154,7 @@ impl File {
             size,
             used,
             nonce: None,
-            layout: Layout::V7WithCrc,
+            layout: Layout::V7_WITH_CRC,
             is_damaged: false,
             free_since: None,
             reaches: number,

@@ -17,7 +17,7 @@
 use super::disk::{Disk, FileNumber};
 use super::gaps::Gaps;
 use super::key_record::KeyRecord;
-use super::reader::{Damage, End, Item, ReadError, Reader, Record};
+use super::reader::{Damage, Item, ReadError, Reader, Record};
 use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, Layout, Mark, RecordState};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
@@ -78,7 +78,7 @@ impl History {
         visit(Event::Opened { size, layout, nonce })?;
         loop {
             let item = reader.next_item()?;
-            if !matches!(item, Item::End(_))
+            if !matches!(item, Item::End { .. })
                 && let Some(torn) = self.torn.take()
             {
                 visit(self.damaged(torn))?;
@@ -90,7 +90,7 @@ impl History {
                     visit(Event::Record(&record, key))?;
                 }
                 Item::Damage(damage) => visit(self.damaged((number, damage)))?,
-                Item::End(End { used, tail }) => {
+                Item::End { used, tail } => {
                     let damage = match tail {
                         None => {
                             self.key_before = key_before;

@@ -270,7 +270,7 @@ impl Survey {
                         }
                     }
                     Item::Record(_) | Item::Damage(_) => {}
-                    Item::End(_) => break,
+                    Item::End { .. } => break,
                 }
             }
         }
@@ -323,11 +323,11 @@ impl Job {
 impl File {
     fn print(&self, live: u64, out: &mut dyn Write) -> io::Result<()> {
         let File { number, size, used, records, full_records, .. } = self;
-        let version = self.layout.version();
+        let version = self.layout.version;
         let checksums =
-            if self.layout.has_checksums() { "with checksums" } else { "without checksums" };
+            if self.layout.has_checksums { "with checksums" } else { "without checksums" };
         // The head is neither live nor dead.
-        let head = if self.layout.has_checksums() { FILE_HEAD_LEN } else { VERSION_LEN };
+        let head = if self.layout.has_checksums { FILE_HEAD_LEN } else { VERSION_LEN };
         let dead = used.saturating_sub(live).saturating_sub(head as u64);
         writeln!(
             out,

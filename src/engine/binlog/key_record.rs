@@ -96,9 +96,9 @@ mod tests {
             key.write(&mut bytes, 9);
             assert_eq!(bytes.len(), SHORT_LEN);
             let (content, len) = (Content::Key(key), SHORT_LEN);
-            let head = Head { id: KEY_ID, content, tube: "", len, body_len: 0, nonce: 9 };
-            assert_eq!(Layout::V7WithCrc.read(&bytes), Ok(head));
-            assert_eq!(Layout::V7WithCrc.verify(&bytes, len), Ok(()));
+            let head = Head { id: KEY_ID, content, tube_len: 0, len, body_len: 0, nonce: 9 };
+            assert_eq!(Layout::V7_WITH_CRC.read(&bytes), Ok(head));
+            assert_eq!(Layout::V7_WITH_CRC.verify(&bytes, len), Ok(()));
         }
     }
 }

@@ -49,8 +49,9 @@ pub enum Item<'s> {
     Record(Record<'s>),
     /// Bytes that are no record.
     Damage(Damage),
-    /// There are no more records.
-    End(End),
+    /// There are no more records. The last intact one ends at the offset `used`. `tail` are the bytes behind
+    /// it, unless they are zeros.
+    End { used: u64, tail: Option<Damage> },
 }
 
 /// An intact record.
@@ -82,51 +83,20 @@ pub struct Damage {
     pub is_full: bool,
 }
 
-/// The end of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
-    /// The offset of the end of the last intact record in bytes.
-    pub used: u64,
-    /// The bytes behind it, unless they are zeros.
-    pub tail: Option<Damage>,
-}
-
 /// Why a file cannot be read.
 #[derive(Debug)]
 pub struct ReadError {
     file: FileNumber,
-    cause: ReadErrorCause,
+    error: io::Error,
 }
 
-#[derive(Debug)]
-enum ReadErrorCause {
-    /// The system refuses to read it.
-    Io(io::Error),
-    /// A body does not fit in memory.
-    NoMemory(TryReserveError),
-}
-
-/// A record, or the bytes in its place.
-enum Parsed {
-    Record(Span),
-    Blank,
-    /// `next` is the end of the record, if its length is plausible.
-    Damaged {
-        cause: Corruption,
-        id: Option<u64>,
-        is_full: bool,
-        next: Option<u64>,
-    },
-}
-
-/// An intact record in the window.
-#[derive(Clone, Copy)]
-struct Span {
-    offset: u64,
-    content: Content,
-    tube_len: usize,
-    head_len: usize,
-    body_len: usize,
+/// Bytes that are no intact record. Only those whose cause is [`Corruption::Zeros`] may be free space.
+struct Broken {
+    cause: Corruption,
+    id: Option<u64>,
+    is_full: bool,
+    /// The end of the record, if its length is plausible.
+    next: Option<u64>,
 }
 
 const WINDOW_LEN: usize = 64 * 1024;
@@ -147,7 +117,7 @@ impl<'d> Reader<'d> {
             disk,
             number,
             size,
-            layout: Layout::V7WithCrc,
+            layout: Layout::V7_WITH_CRC,
             last_id: 0,
             nonce: None,
             offset: 0,
@@ -170,36 +140,29 @@ impl<'d> Reader<'d> {
         let number = i32::from_ne_bytes(version);
         let (version_end, header_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
         let unknown = Corruption::Version(number);
-        let (layout, offset, damage) = match (Layout::of_version(version), header) {
+        let ours = Layout::V7_WITH_CRC;
+        let (layout, offset, damage) = match (header, Layout::of_version(version)) {
             // Only files of this server have a file header record, so the version is damaged.
-            (_, FileHeader::Intact { .. } | FileHeader::Damaged) if version != record::VERSION => {
-                (Layout::V7WithCrc, header_end, Some((0, version_end, unknown)))
+            (FileHeader::Intact { .. } | FileHeader::Damaged, _) if version != record::VERSION => {
+                (ours, header_end, Some((0, version_end, unknown)))
             }
-            (_, FileHeader::Intact { .. }) => (Layout::V7WithCrc, header_end, None),
-            (_, FileHeader::Damaged) => {
-                let damage = (version_end, header_end, Corruption::FileHeader);
-                (Layout::V7WithCrc, header_end, Some(damage))
+            (FileHeader::Intact { .. }, _) => (ours, header_end, None),
+            (FileHeader::Damaged, _) => {
+                (ours, header_end, Some((version_end, header_end, Corruption::FileHeader)))
             }
-            (Some(Layout::V7 | Layout::V7WithCrc), FileHeader::Blank) => {
-                (Layout::V7WithCrc, version_end, None)
-            }
-            (Some(layout), FileHeader::Blank | FileHeader::None) => (layout, version_end, None),
+            (FileHeader::Blank, Some(Layout::V7)) => (ours, version_end, None),
+            (FileHeader::Blank | FileHeader::None, Some(layout)) => (layout, version_end, None),
             // The file is empty, or its first sector is lost. A record with a matching checksum
             // is intact nevertheless.
-            (None, FileHeader::Blank | FileHeader::None) if number == 0 => {
-                (Layout::V7WithCrc, 0, None)
-            }
-            (None, FileHeader::Blank | FileHeader::None) => {
+            (FileHeader::Blank | FileHeader::None, None) if number == 0 => (ours, 0, None),
+            (FileHeader::Blank | FileHeader::None, None) => {
                 (Layout::V7, self.size, Some((0, self.size, unknown)))
             }
         };
         (self.layout, self.offset) = (layout, offset);
-        self.head_damage = damage.map(|(offset, end, cause)| Damage {
-            offset,
-            len: end - offset,
-            cause,
-            id: None,
-            is_full: false,
+        self.head_damage = damage.map(|(offset, end, cause)| {
+            let len = end - offset;
+            Damage { offset, len, cause, id: None, is_full: false }
         });
         if let FileHeader::Intact { last_id, nonce } = header {
             (self.last_id, self.nonce) = (last_id, Some(nonce));
@@ -213,18 +176,20 @@ impl<'d> Reader<'d> {
             return Ok(Item::Damage(damage));
         }
         let offset = self.offset;
-        let (cause, id, is_full, search_from) = match self.parse(offset)? {
-            Parsed::Record(span) => {
-                self.offset = span.end();
-                return Ok(Item::Record(self.record(span)));
+        let Broken { cause, id, is_full, next } = match self.parse(offset)? {
+            Ok(head) => {
+                self.offset += head.record_len();
+                return Ok(Item::Record(self.record(offset, head)));
             }
-            Parsed::Blank => match self.end_of_zeros(offset)? {
-                None => return Ok(Item::End(End { used: offset, tail: None })),
-                Some(at) => (Corruption::Zeros, None, false, at),
-            },
-            Parsed::Damaged { cause, id, is_full, next } => {
-                (cause, id, is_full, self.search_start(offset, next)?)
+            Err(broken) => broken,
+        };
+        let search_from = if cause == Corruption::Zeros {
+            match self.end_of_zeros(offset)? {
+                Some(at) => at,
+                None => return Ok(Item::End { used: offset, tail: None }),
             }
+        } else {
+            self.search_start(offset, next)?
         };
         let found = self.search(search_from)?;
         let len = found.unwrap_or(self.size) - offset;
@@ -236,7 +201,7 @@ impl<'d> Reader<'d> {
             None if cause != Corruption::CutShort && self.disk.progress().is_some() => {
                 self.offset = self.size;
             }
-            None => return Ok(Item::End(End { used: offset, tail: Some(damage) })),
+            None => return Ok(Item::End { used: offset, tail: Some(damage) }),
         }
         Ok(Item::Damage(damage))
     }
@@ -249,65 +214,57 @@ impl<'d> Reader<'d> {
         let Some(next) = next.filter(|_| self.nonce.is_none()) else { return Ok(offset + 1) };
         Ok(match self.parse(next)? {
             // Only the body or a field is damaged, and the next record is in its place.
-            Parsed::Record(_) => next,
-            Parsed::Blank => self.end_of_zeros(next)?.unwrap_or(self.size),
-            Parsed::Damaged { .. } => offset + 1,
+            Ok(_) => next,
+            Err(Broken { cause: Corruption::Zeros, .. }) => {
+                self.end_of_zeros(next)?.unwrap_or(self.size)
+            }
+            Err(_) => offset + 1,
         })
     }
 
     /// Parses the record at `offset`.
-    fn parse(&mut self, offset: u64) -> Result<Parsed, ReadError> {
+    fn parse(&mut self, offset: u64) -> Result<Result<Head, Broken>, ReadError> {
         let (layout, size) = (self.layout, self.size);
         let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
-        let Head { id, content, tube, len: head_len, body_len, nonce } = match layout.read(bytes) {
+        let head = match layout.read(bytes) {
             Ok(head) => head,
-            Err(Corruption::Zeros) => return Ok(Parsed::Blank),
-            // The file ends in fewer zeros than a record has bytes.
-            Err(Corruption::CutShort) if bytes.iter().all(|&byte| byte == 0) => {
-                return Ok(Parsed::Blank);
-            }
             Err(cause) => {
-                return Ok(Parsed::Damaged { cause, id: None, is_full: false, next: None });
+                // The file may end in fewer zeros than a record has bytes.
+                let is_cut = cause == Corruption::CutShort;
+                let is_blank = is_cut && bytes.iter().all(|&byte| byte == 0);
+                let cause = if is_blank { Corruption::Zeros } else { cause };
+                return Ok(Err(Broken { cause, id: None, is_full: false, next: None }));
             }
         };
-        let span = Span { offset, content, tube_len: tube.len(), head_len, body_len };
-        let (is_full, fits) = (!tube.is_empty(), span.end() <= size);
-        let damaged = |cause| Parsed::Damaged {
-            cause,
-            id: Some(id),
-            is_full,
-            next: fits.then_some(span.end()),
-        };
-        if !fits {
-            return Ok(damaged(Corruption::CutShort));
+        let end = offset + head.record_len();
+        let next = (end <= size).then_some(end);
+        let broken = |cause| Broken { cause, id: Some(head.id), is_full: head.tube_len > 0, next };
+        if next.is_none() {
+            return Ok(Err(broken(Corruption::CutShort)));
         }
-        let record = self.bytes_at(offset, head_len + body_len)?;
+        let record = self.bytes_at(offset, head.len + head.body_len)?;
         // The file may have been truncated since it was opened.
-        if record.len() < head_len + body_len {
-            return Ok(damaged(Corruption::BodyEnd));
+        if record.len() < head.len + head.body_len {
+            return Ok(Err(broken(Corruption::BodyEnd)));
         }
-        let mut checked = layout.verify(record, head_len);
-        if layout.has_checksums() && self.nonce.is_some_and(|of_file| of_file != nonce) {
+        let mut checked = layout.verify(record, head.len);
+        if layout.has_checksums && self.nonce.is_some_and(|of_file| of_file != head.nonce) {
             checked = checked.and(Err(Corruption::Checksum));
         }
-        if let Err(cause) = checked {
-            return Ok(damaged(cause));
-        }
         // A record at this offset was written by a server, and is no part of a body.
-        if layout.has_checksums() && offset == FILE_HEAD_LEN as u64 {
-            self.nonce = Some(nonce);
+        if checked.is_ok() && layout.has_checksums && offset == FILE_HEAD_LEN as u64 {
+            self.nonce = Some(head.nonce);
         }
-        Ok(Parsed::Record(span))
+        Ok(checked.map(|()| head).map_err(broken))
     }
 
     /// Returns the record that was parsed last.
-    fn record(&self, span: Span) -> Record<'_> {
-        let Span { offset, content, tube_len, head_len, body_len } = span;
+    fn record(&self, offset: u64, head: Head) -> Record<'_> {
+        let Head { content, tube_len, len, body_len, .. } = head;
         let start = usize::try_from(offset - self.window_at).expect("it is in the window");
-        let (head, body) = self.window[start..start + head_len + body_len].split_at(head_len);
-        let tube = str::from_utf8(&head[self.layout.name_at()..][..tube_len]);
-        let tube = tube.expect("the name was just read");
-        Record { offset, len: span.end() - offset, content, tube, body }
+        let (head, body) = self.window[start..start + len + body_len].split_at(len);
+        let (tube, len) = (self.layout.tube(head, tube_len), (len + body_len) as u64);
+        Record { offset, len, content, tube, body }
     }
 
     /// Returns the offset of the next intact record, from `offset` on.
@@ -318,7 +275,7 @@ impl<'d> Reader<'d> {
             let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
             let is_likely = match layout.read(bytes) {
                 // A client may have put any number of heads into a body.
-                Ok(Head { nonce, .. }) if layout.has_checksums() => {
+                Ok(Head { nonce, .. }) if layout.has_checksums => {
                     self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
                 Ok(Head { content: Content::Job(job), .. }) => job.created_at >= YEAR_2000,
@@ -334,11 +291,11 @@ impl<'d> Reader<'d> {
             };
             if is_likely {
                 match self.parse(offset)? {
-                    Parsed::Record(_) => return Ok(Some(offset)),
-                    Parsed::Damaged { next: Some(next), .. } => {
-                        self.search_left = self.search_left.saturating_sub(next - offset);
+                    Ok(_) => return Ok(Some(offset)),
+                    Err(Broken { next, .. }) => {
+                        let tried = next.map_or(0, |next| next - offset);
+                        self.search_left = self.search_left.saturating_sub(tried);
                     }
-                    Parsed::Damaged { next: None, .. } | Parsed::Blank => {}
                 }
             }
             offset += 1;
@@ -384,33 +341,23 @@ impl<'d> Reader<'d> {
     }
 }
 
-impl Span {
-    fn end(&self) -> u64 {
-        self.offset + (self.head_len + self.body_len) as u64
-    }
-}
-
 impl ReadError {
     pub fn io(file: FileNumber, error: io::Error) -> ReadError {
-        ReadError { file, cause: ReadErrorCause::Io(error) }
+        ReadError { file, error }
     }
 
     pub fn no_memory(file: FileNumber, error: TryReserveError) -> ReadError {
-        ReadError { file, cause: ReadErrorCause::NoMemory(error) }
+        ReadError { file, error: io::Error::new(io::ErrorKind::OutOfMemory, error) }
     }
 
     /// Returns whether the file was removed.
     pub fn is_gone(&self) -> bool {
-        matches!(&self.cause, ReadErrorCause::Io(error) if error.kind() == io::ErrorKind::NotFound)
+        self.error.kind() == io::ErrorKind::NotFound
     }
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot read binlog.{}: ", self.file)?;
-        match &self.cause {
-            ReadErrorCause::Io(error) => error.fmt(f),
-            ReadErrorCause::NoMemory(error) => error.fmt(f),
-        }
+        write!(f, "cannot read binlog.{}: {}", self.file, self.error)
     }
 }

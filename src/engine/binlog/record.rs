@@ -127,13 +127,16 @@ pub enum RecordState {
 
 /// The layout of a file. It follows from the version and the file header record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// The layout of C beanstalkd 1.4.
-    V5,
-    /// The layout of later versions of C beanstalkd.
-    V7,
-    /// The layout of this server: version 7 with checksums.
-    V7WithCrc,
+pub struct Layout {
+    pub version: i32,
+    /// Records have checksums.
+    pub has_checksums: bool,
+    /// The offset of the name of the tube in a record in bytes.
+    name_at: usize,
+    /// The length of the fields in bytes.
+    fields_len: usize,
+    /// The unit of times.
+    nanos_per_tick: i64,
 }
 
 /// The version at the head of the files that this server writes.
@@ -291,18 +294,25 @@ pub enum Content {
 
 /// The part of a record before its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head<'a> {
+pub struct Head {
     /// The id of the job, or the one that stands for another content.
     pub id: u64,
     pub content: Content,
-    /// The name of the tube; empty in a short record.
-    pub tube: &'a str,
+    /// The length of the name of the tube in bytes; 0 in a short record.
+    pub tube_len: usize,
     /// The length of the head in bytes.
     pub len: usize,
     /// The length in bytes of the body that follows.
     pub body_len: usize,
     /// The nonce of its file, in a file with checksums.
     pub nonce: u32,
+}
+
+impl Head {
+    /// Returns the length of the record in bytes, with its body.
+    pub fn record_len(&self) -> u64 {
+        (self.len + self.body_len) as u64
+    }
 }
 
 /// Why bytes are no intact record.
@@ -349,102 +359,90 @@ const STATE: Corruption = Corruption::Field("the state is out of range");
 const BODY_LENGTH: Corruption = Corruption::Field("the length of the body is out of range");
 
 impl Layout {
-    /// Returns the layout of a file with this version and without a file header record.
-    pub fn of_version(version: [u8; VERSION_LEN]) -> Option<Layout> {
-        match i32::from_ne_bytes(version) {
-            5 => Some(Layout::V5),
-            7 => Some(Layout::V7),
-            _ => None,
-        }
-    }
-
-    /// Returns the version number.
-    pub fn version(self) -> u32 {
-        match self {
-            Layout::V5 => 5,
-            Layout::V7 | Layout::V7WithCrc => 7,
-        }
-    }
-
-    /// Returns whether records have checksums.
-    pub fn has_checksums(self) -> bool {
-        match self {
-            Layout::V5 | Layout::V7 => false,
-            Layout::V7WithCrc => true,
-        }
-    }
+    /// The layout of C beanstalkd 1.4.
+    pub const V5: Layout = Layout {
+        version: 5,
+        has_checksums: false,
+        name_at: 8,
+        fields_len: 77,
+        nanos_per_tick: 1_000,
+    };
+    /// The layout of later versions of C beanstalkd.
+    pub const V7: Layout = Layout {
+        version: 7,
+        name_at: NAME_LENGTH_LEN,
+        fields_len: FIELDS_LEN,
+        nanos_per_tick: 1,
+        ..Layout::V5
+    };
+    /// The layout of this server: version 7 with checksums.
+    pub const V7_WITH_CRC: Layout = Layout { has_checksums: true, ..Layout::V7 };
 
     /// The length of the longest head of a record in bytes.
     pub const LONGEST_HEAD: usize = 8 + TUBE_NAME_MAX + FIELDS_LEN;
 
-    /// Returns the offset of the name of the tube in a record in bytes.
-    pub fn name_at(self) -> usize {
-        match self {
-            Layout::V5 => 8,
-            Layout::V7 | Layout::V7WithCrc => NAME_LENGTH_LEN,
-        }
-    }
-
-    fn fields_len(self) -> usize {
-        match self {
-            Layout::V5 => 77,
-            Layout::V7 | Layout::V7WithCrc => FIELDS_LEN,
-        }
+    /// Returns the layout of a file with this version and without a file header record.
+    pub fn of_version(version: [u8; VERSION_LEN]) -> Option<Layout> {
+        let mut layouts = [Layout::V5, Layout::V7].into_iter();
+        layouts.find(|layout| layout.version.to_ne_bytes() == version)
     }
 
     /// Returns the length in bytes of the head of a record of a job in this tube.
     pub fn head_len(self, tube: &str) -> usize {
-        self.name_at() + tube.len() + self.fields_len()
+        self.name_at + tube.len() + self.fields_len
+    }
+
+    /// Returns the name of the tube in an intact record.
+    pub fn tube(self, record: &[u8], tube_len: usize) -> &str {
+        str::from_utf8(&record[self.name_at..][..tube_len]).expect("the record is intact")
     }
 
     /// Reads the head of the record at the start of `bytes`.
-    pub fn read(self, bytes: &[u8]) -> Result<Head<'_>, Corruption> {
-        let name_at = self.name_at();
-        let name_len = match self {
-            Layout::V5 => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
+    pub fn read(self, bytes: &[u8]) -> Result<Head, Corruption> {
+        let name_len = match self.name_at {
             // A negative length is out of range too.
-            Layout::V7 | Layout::V7WithCrc => {
-                bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into())
-            }
+            NAME_LENGTH_LEN => bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into()),
+            _ => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
         };
         let name_len = name_len.ok_or(Corruption::CutShort)?;
-        let name_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
-        let fields_at = name_at + name_len.ok_or(NAME_LENGTH)?;
-        let len = fields_at + self.fields_len();
+        let tube_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
+        let tube_len = tube_len.ok_or(NAME_LENGTH)?;
+        let fields_at = self.name_at + tube_len;
+        let len = fields_at + self.fields_len;
         let head = bytes.get(..len).ok_or(Corruption::CutShort)?;
-        let (name, fields) = (&head[name_at..fields_at], &head[fields_at..]);
+        let (name, fields) = (&head[self.name_at..fields_at], &head[fields_at..]);
         let id = u64::from_ne_bytes(array(fields, ID_AT));
         if id == 0 {
             let is_blank = head.iter().all(|&byte| byte == 0);
             return Err(if is_blank { Corruption::Zeros } else { ID });
         }
         let of_job = self.fields(fields)?;
-        let tube = str::from_utf8(name).map_err(|_| NAME)?;
-        if !tube.is_empty() && !is_tube_name(name) {
+        let is_short = name.is_empty();
+        if !is_short && !is_tube_name(name) {
             return Err(NAME);
         }
         let is_deleted = of_job.state == RecordState::Deleted;
         let content = match id {
             _ if id < GAP_ID => Some(Content::Job(of_job)),
-            _ if !self.has_checksums() || !is_deleted => None,
-            FLUSH_ALL_ID | FLUSH_BURIED_ID if !tube.is_empty() => {
+            _ if !self.has_checksums || !is_deleted => None,
+            FLUSH_ALL_ID | FLUSH_BURIED_ID if !is_short => {
                 let kind = if id == FLUSH_ALL_ID { FlushKind::All } else { FlushKind::Buried };
                 Some(Content::Flush(Decision { kind, decided_at: of_job.created_at }))
             }
-            KEY_ID if tube.is_empty() => KeyRecord::read(fields).map(Content::Key),
-            GAP_ID if tube.is_empty() => gap_of(&of_job).map(Content::Gap),
+            KEY_ID if is_short => KeyRecord::read(fields).map(Content::Key),
+            GAP_ID if is_short => gap_of(&of_job).map(Content::Gap),
             _ => None,
         };
         let content = content.ok_or(ID)?;
         // The full record of a delete has no body.
-        let has_body = !tube.is_empty() && !is_deleted;
+        let has_body = !is_short && !is_deleted;
         let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(of_job.body_len));
         if has_body && !is_body {
             return Err(BODY_LENGTH);
         }
         let body_len = if has_body { of_job.body_len as usize } else { 0 };
         let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
-        Ok(Head { id, content, tube, len, body_len, nonce })
+        Ok(Head { id, content, tube_len, len, body_len, nonce })
     }
 
     /// Checks a whole record, whose head has `head_len` bytes.
@@ -453,7 +451,7 @@ impl Layout {
         if !body.is_empty() && !body.ends_with(CR_LF) {
             return Err(Corruption::BodyEnd);
         }
-        if !self.has_checksums() {
+        if !self.has_checksums {
             return Ok(());
         }
         let (before, checksum_on) = head.split_at(head_len - FIELDS_LEN + CHECKSUM_AT);
@@ -469,12 +467,8 @@ impl Layout {
     fn fields(self, bytes: &[u8]) -> Result<Fields, Corruption> {
         let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
         let nanos_at = |at| {
-            let count = i64::from_ne_bytes(array(bytes, at));
-            let nanos = match self {
-                // It is limited to what version 7 can have.
-                Layout::V5 => count.saturating_mul(1_000),
-                Layout::V7 | Layout::V7WithCrc => count,
-            };
+            // It is limited to what version 7 can have.
+            let nanos = i64::from_ne_bytes(array(bytes, at)).saturating_mul(self.nanos_per_tick);
             Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
         let secs_at = |at| u32::try_from(nanos_at(at).whole_secs()).unwrap_or(u32::MAX);
@@ -501,7 +495,7 @@ impl Layout {
                 4 => RecordState::Delayed,
                 _ => return Err(STATE),
             },
-            mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums()) {
+            mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums) {
                 Some(1) => Mark::Held,
                 Some(2) => Mark::Flushed,
                 Some(3) => Mark::FlushedBuried,
@@ -633,12 +627,13 @@ mod tests {
     #[test]
     fn a_written_record_is_read_back() {
         let bytes = record("mail", b"hello\r\n");
-        let (id, content, tube) = (FIELDS.id, Content::Job(FIELDS), "mail");
-        let head = Head { id, content, tube, len: 88, body_len: 7, nonce: NONCE };
-        assert_eq!(Layout::V7WithCrc.read(&bytes), Ok(head));
-        assert_eq!(Layout::V7WithCrc.verify(&bytes, head.len), Ok(()));
+        let (id, content) = (FIELDS.id, Content::Job(FIELDS));
+        let head = Head { id, content, tube_len: 4, len: 88, body_len: 7, nonce: NONCE };
+        assert_eq!(Layout::V7_WITH_CRC.read(&bytes), Ok(head));
+        assert_eq!(Layout::V7_WITH_CRC.verify(&bytes, head.len), Ok(()));
+        assert_eq!(Layout::V7_WITH_CRC.tube(&bytes, head.tube_len), "mail");
         for len in 0..88 {
-            assert_eq!(Layout::V7WithCrc.read(&bytes[..len]), Err(Corruption::CutShort));
+            assert_eq!(Layout::V7_WITH_CRC.read(&bytes[..len]), Err(Corruption::CutShort));
         }
         assert_eq!(Layout::V7.read(&[0; 84]), Err(Corruption::Zeros));
     }
@@ -658,10 +653,10 @@ mod tests {
                 let first = Nanos::ONE;
                 let fields = Fields { created_at: first, due_or_buried_at: first, ..of_no_job(id) };
                 let expected = if is_right { Ok(()) } else { Err(ID) };
-                assert_eq!(read(Layout::V7WithCrc, fields, tube), expected, "{id}");
+                assert_eq!(read(Layout::V7_WITH_CRC, fields, tube), expected, "{id}");
                 assert_eq!(read(Layout::V7, fields, tube), Err(ID), "{id}");
                 let job = Fields { id, ..FIELDS };
-                assert_eq!(read(Layout::V7WithCrc, job, tube), Err(ID), "{id}");
+                assert_eq!(read(Layout::V7_WITH_CRC, job, tube), Err(ID), "{id}");
             }
         }
         let below = Fields { id: GAP_ID - 1, ..FIELDS };

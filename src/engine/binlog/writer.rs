@@ -18,7 +18,7 @@ impl Binlog {
         let copied_len = if is_copied { body.len() } else { 0 };
         self.make_room(Layout::LONGEST_HEAD + copied_len);
         record::write(&mut self.batch, fields, tube, body, self.nonce);
-        self.use_bytes(Layout::V7WithCrc.head_len(tube) + copied_len);
+        self.use_bytes(Layout::V7_WITH_CRC.head_len(tube) + copied_len);
         if is_copied {
             self.batch.extend_from_slice(body);
         } else {
