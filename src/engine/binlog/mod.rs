@@ -50,12 +50,11 @@ mod space;
 mod syncing;
 mod writer;
 
-use super::collections::histogram::Histogram;
 use super::keys::{JobKey, KeptKey, Owner};
 use super::limits::Limits;
 use super::time::Nanos;
 use compaction::Compaction;
-use disk::{Disk, FileNumber, Progress, RemoteStats};
+use disk::{Disk, FileNumber};
 use files::{Entry, File, Files, SHORT};
 use key_record::KeyRecord;
 use record::{Fields, FlushKind, RecordState};
@@ -70,7 +69,8 @@ pub use syncing::Syncing;
 /// The files of a binlog, and the records that are not written yet.
 #[derive(Debug)]
 pub struct Binlog {
-    disk: Box<dyn Disk>,
+    /// Other modules only let it read, and ask for its figures.
+    pub disk: Box<dyn Disk>,
     /// The first error of the disk: after it nothing is changed.
     failure: Option<IoFailed>,
     policy: Policy,
@@ -80,7 +80,7 @@ pub struct Binlog {
     compaction: Compaction,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
-    /// The batch has records of [`Binlog::append_without_sync`].
+    /// The batch has records of flushed jobs, which need no sync.
     has_exempt: bool,
     /// The nonce of all records that are written.
     nonce: u32,
@@ -148,6 +148,16 @@ pub struct BinlogSizes {
     pub is_full: bool,
 }
 
+/// The full record of a job, and that of its key, which is directly before it.
+#[derive(Clone, Copy, Debug)]
+pub struct FullRecords<'r> {
+    pub unique: Option<KeyRecord>,
+    pub fields: Fields,
+    pub tube: &'r str,
+    /// With CR LF.
+    pub body: &'r [u8],
+}
+
 /// Why a binlog cannot begin.
 #[derive(Debug)]
 pub enum BeginError {
@@ -213,64 +223,15 @@ impl Binlog {
         Ok(binlog)
     }
 
-    // ---- Reserving ----
-
-    /// Reserves memory and space for this new job with a full record of `len` bytes, and for its
-    /// delete. `keeps_key` is `None` if it has no key, and otherwise whether that is kept after the delete.
-    pub fn reserve_put(
-        &mut self,
-        job: JobKey,
-        len: usize,
-        keeps_key: Option<bool>,
-    ) -> Result<(), NoSpace> {
-        self.files.try_reserve(Owner::Job(job))?;
-        let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
-        self.reserve_for_put(len, 1 + u64::from(keeps_key == Some(true)))
-    }
-
-    /// Reserves space for [`Binlog::delete`], or space and memory for [`Binlog::delete_and_keep`]. Only a
-    /// server that was started on a full disk may lack space.
-    pub fn reserve_delete(&mut self, kept: Option<KeptKey>) -> Result<(), NoSpace> {
-        if let Some(kept) = kept {
-            self.files.try_reserve(Owner::KeptKey(kept))?;
-        }
-        self.reserve_short(1 + u64::from(kept.is_some()))
-    }
-
-    /// Reserves space for [`Binlog::flush`], whose record has `len` bytes. It may use the space of
-    /// compaction, because it frees space.
-    pub fn reserve_flush(&mut self, len: usize) -> Result<(), NoSpace> {
-        self.reserve_from_headroom(len as u64)
-    }
-
-    /// Reserves space for [`Binlog::hold`]. It may use the space of compaction.
-    pub fn reserve_hold(&mut self) -> Result<(), NoSpace> {
-        self.reserve_from_headroom(SHORT)
-    }
-
-    /// Reserves space for [`Binlog::move_to_current`] or [`Binlog::move_kept_key`]. Returns `false` if there is
-    /// none.
-    pub fn reserve_move(&mut self, owner: Owner) -> bool {
-        self.reserve_from_headroom(self.files.entry(owner).live_bytes()).is_ok()
-    }
-
     // ---- Records ----
 
-    /// Appends the full record of a new job, after [`Binlog::reserve_put`], with the record of its key
-    /// before it.
-    pub fn put(
-        &mut self,
-        job: JobKey,
-        unique: Option<&KeyRecord>,
-        fields: &Fields,
-        tube: &str,
-        body: &[u8],
-    ) {
-        self.last_id = self.last_id.max(fields.id);
-        let (place, len) = self.next_place(unique, tube, body);
-        let keeps_key = unique.is_some_and(|unique| unique.ttl_secs > 0);
+    /// Appends the records of a new job, after [`Binlog::reserve_put`].
+    pub fn put(&mut self, job: JobKey, records: &FullRecords<'_>) {
+        self.last_id = self.last_id.max(records.fields.id);
+        let keeps_key = records.unique.is_some_and(|unique| unique.ttl_secs > 0);
+        let (place, len) = self.next_place(records);
         self.files.add(Owner::Job(job), place, len, keeps_key);
-        self.append_full(unique, fields, tube, body);
+        self.append_full(records);
         self.charge_put(len);
     }
 
@@ -286,38 +247,34 @@ impl Binlog {
         self.charge(SHORT);
     }
 
-    /// Appends the record of a delete, after [`Binlog::reserve_delete`].
-    pub fn delete(&mut self, key: JobKey, fields: &Fields) {
-        self.files.supersede(Owner::Job(key));
-        self.append(fields, "", &[]);
-        let entry = self.files.remove(Owner::Job(key));
-        self.charge(SHORT + entry.live_bytes());
-    }
-
-    /// Appends the records of a kept key and of the delete of its job, after
-    /// [`Binlog::reserve_delete`]. A flush has deleted the job before if it `is_flushed`.
-    pub fn delete_and_keep(
+    /// Appends the record of a delete, after [`Binlog::reserve_delete`], with that of the key before it if it is
+    /// kept. A flush has deleted the job before if it `is_flushed`. Then the delete is not synced by itself.
+    pub fn delete(
         &mut self,
         job: JobKey,
-        key: KeptKey,
-        kept: &KeyRecord,
         fields: &Fields,
+        kept: Option<(KeptKey, KeyRecord)>,
         is_flushed: bool,
     ) {
-        self.append_key(kept);
-        self.files.supersede(Owner::Job(job));
-        let entry = self.files.remove(Owner::Job(job));
-        let place = (self.files.current().number, 0);
-        self.files.add(Owner::KeptKey(key), place, SHORT, false);
-        let reserved = self.reserve_delete(None);
-        assert!(reserved.is_ok(), "there was room for two records, and no room is left for one");
-        // The delete may be in another file than the key.
-        self.files.supersede_file(entry.file());
+        let job = Owner::Job(job);
+        if let Some((key, record)) = &kept {
+            self.append_key(record);
+            self.files.supersede(job);
+            self.files.add(Owner::KeptKey(*key), (self.files.current().number, 0), SHORT, false);
+        }
+        // Only a server that was started on a full disk may lack space for the delete of a flushed job.
+        let is_reserved = !is_flushed && kept.is_none();
+        let has_room = is_reserved || self.reserve_delete(None).is_ok();
+        assert!(has_room || kept.is_none(), "there was room for two records, and is none for one");
+        if has_room {
+            // It may be in another file than the key.
+            self.files.supersede(job);
+            self.append_delete(fields, is_flushed);
+        }
+        let entry = self.files.remove(job);
         if is_flushed {
-            self.append_without_sync(fields);
             self.files.count_free(self.sync.begun);
         } else {
-            self.append(fields, "", &[]);
             self.charge(SHORT + entry.live_bytes());
         }
     }
@@ -328,45 +285,25 @@ impl Binlog {
         self.charge(SHORT);
     }
 
-    /// Appends the record of a flush, after [`Binlog::reserve_flush`]. After it the jobs of the tube
+    /// Appends the record of a flush, after [`Binlog::reserve_from_headroom`]. After it the jobs of the tube
     /// are deleted, even if their own deletes are not recorded yet.
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
         self.files.supersede_file(0);
         self.append_uncounted(&record::flush(kind, decided_at), tube);
     }
 
-    /// Appends the record of the delete of a flushed job. It is not synced by itself, because the
-    /// record of the flush has deleted the job.
-    pub fn delete_flushed(&mut self, key: JobKey, fields: &Fields) {
-        // Only a server that was started on a full disk may lack space for it.
-        if self.reserve_delete(None).is_ok() {
-            self.files.supersede(Owner::Job(key));
-            self.append_without_sync(fields);
-        }
-        self.files.remove(Owner::Job(key));
-        self.files.count_free(self.sync.begun);
-    }
-
-    /// Appends the record of a buried job that was reserved, after [`Binlog::reserve_hold`]. It
+    /// Appends the record of a buried job that was reserved, after [`Binlog::reserve_from_headroom`]. It
     /// is not counted in `stats`, because C beanstalkd does not make such a record.
     pub fn hold(&mut self, key: JobKey, fields: &Fields) {
         self.update(key, fields);
         self.records_written -= 1;
     }
 
-    /// Appends a new full record of a job that is to be moved, with the record of its key before it.
-    /// Returns their length in bytes.
-    pub fn move_to_current(
-        &mut self,
-        key: JobKey,
-        unique: Option<&KeyRecord>,
-        fields: &Fields,
-        tube: &str,
-        body: &[u8],
-    ) -> u64 {
-        let (place, len) = self.next_place(unique, tube, body);
+    /// Appends new records of a job that is to be moved. Returns their length in bytes.
+    pub fn move_to_current(&mut self, key: JobKey, records: &FullRecords<'_>) -> u64 {
+        let (place, len) = self.next_place(records);
         self.files.move_to(Owner::Job(key), place, len);
-        self.append_full(unique, fields, tube, body);
+        self.append_full(records);
         self.compaction.jobs_moved += 1;
         self.note_moved(len)
     }
@@ -381,28 +318,16 @@ impl Binlog {
 
     /// Returns the file and the offset of a full record that is the next one, with the record of its key before
     /// it, and the length of both.
-    fn next_place(
-        &self,
-        unique: Option<&KeyRecord>,
-        tube: &str,
-        body: &[u8],
-    ) -> ((FileNumber, u64), u64) {
-        let key_len = unique.map_or(0, |_| SHORT);
+    fn next_place(&self, records: &FullRecords<'_>) -> ((FileNumber, u64), u64) {
+        let key_len = records.unique.map_or(0, |_| SHORT);
         let File { number, used, .. } = *self.files.current();
-        ((number, used + key_len), record::full_len(tube, body.len()) as u64 + key_len)
+        let len = record::full_len(records.tube, records.body.len()) as u64;
+        ((number, used + key_len), len + key_len)
     }
 
-    fn append_full(
-        &mut self,
-        unique: Option<&KeyRecord>,
-        fields: &Fields,
-        tube: &str,
-        body: &[u8],
-    ) {
-        if let Some(unique) = unique {
-            self.append_key(unique);
-        }
-        self.append(fields, tube, body);
+    fn append_full(&mut self, records: &FullRecords<'_>) {
+        records.unique.iter().for_each(|unique| self.append_key(unique));
+        self.append(&records.fields, records.tube, records.body);
     }
 
     /// Returns the moment for a job that is buried now. It is later than that of every job buried
@@ -433,7 +358,7 @@ impl Binlog {
 
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies
     /// of the iteration may leave only after it returns `Ok`, and with a remote disk when
-    /// [`Binlog::progress`] is complete.
+    /// [`Disk::progress`] is complete.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.status()?;
         self.now = self.now.max(now);
@@ -528,21 +453,6 @@ impl Binlog {
         if !self.has_failed() {
             self.disk.hand_over();
         }
-    }
-
-    /// Returns how far the disk is with what was written, if it is remote.
-    pub fn progress(&self) -> Option<Progress> {
-        self.disk.progress()
-    }
-
-    /// Returns the numbers of a remote disk.
-    pub fn remote_stats(&self) -> Option<RemoteStats> {
-        self.disk.remote_stats()
-    }
-
-    /// Returns how long syncs of files took.
-    pub fn sync_times(&self) -> Histogram {
-        self.disk.sync_times()
     }
 
     /// Returns whether a file is damaged.

@@ -92,16 +92,6 @@ impl Binlog {
         if count < bytes.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) }
     }
 
-    /// Begins to read a record. [`Binlog::finished_read`] returns it later.
-    pub fn begin_read(&mut self, read: RecordRead) {
-        self.disk.begin_read(read);
-    }
-
-    /// Returns the record of the oldest read that was begun, once, or `None` before its end.
-    pub fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.disk.finished_read()
-    }
-
     /// Asks the disk for a record that is probably wanted soon.
     pub fn read_ahead(&mut self, place: Place) {
         self.disk.will_read(place.file, place.offset.into(), place.len);

@@ -16,6 +16,7 @@ use super::record::{VERSION, VERSION_LEN};
 use super::refusal_log::RefusalLog;
 use super::syncing::RETRY_PAUSE;
 use super::{Binlog, NoSpace, Policy};
+use crate::engine::keys::{JobKey, KeptKey, Owner};
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
@@ -320,17 +321,21 @@ impl Binlog {
 
     // ---- Reserving ----
 
-    /// Reserves space for a new job with records of `len` bytes, and for its delete, which takes
-    /// `own_delete_records` short records.
-    pub(super) fn reserve_for_put(
+    /// Reserves memory and space for this new job with a full record of `len` bytes, and for its
+    /// delete. `keeps_key` is `None` if it has no key, and otherwise whether that is kept after the delete.
+    pub fn reserve_put(
         &mut self,
-        len: u64,
-        own_delete_records: u64,
+        job: JobKey,
+        len: usize,
+        keeps_key: Option<bool>,
     ) -> Result<(), NoSpace> {
+        self.files.try_reserve(Owner::Job(job))?;
         if self.refuses_all_puts() {
             return Err(NoSpace::Space);
         }
-        let delete_records = self.files.delete_records() + own_delete_records;
+        let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
+        let own_deletes = 1 + u64::from(keeps_key == Some(true));
+        let delete_records = self.files.delete_records() + own_deletes;
         let reserved = self.reserve(len, delete_records, self.min_headroom());
         self.log_refusal(reserved.is_ok());
         reserved
@@ -342,9 +347,9 @@ impl Binlog {
         self.reserve(SHORT, self.files.delete_records(), min_headroom - min_headroom / 4)
     }
 
-    /// Reserves space for a record of `len` bytes that may use the headroom of compaction: a moved
-    /// record, that of a flush, or that of a hold.
-    pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
+    /// Reserves space for records of `len` bytes that may use the headroom of compaction: for
+    /// [`Binlog::flush`], which frees space, or [`Binlog::hold`].
+    pub fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
         self.reserve(len, self.files.delete_records(), 0)
     }
 
@@ -366,11 +371,19 @@ impl Binlog {
         }
     }
 
-    /// Reserves space for the records of a delete, and makes sure that the first one fits in the
-    /// current file. The space exists since the put; only a server that was started on a full disk may
-    /// lack it.
-    pub(super) fn reserve_short(&mut self, records: u64) -> Result<(), NoSpace> {
-        while self.room() < records {
+    /// Reserves space for [`Binlog::move_to_current`] or [`Binlog::move_kept_key`]. Returns `false` if there is
+    /// none.
+    pub fn reserve_move(&mut self, owner: Owner) -> bool {
+        self.reserve_from_headroom(self.files.entry(owner).live_bytes()).is_ok()
+    }
+
+    /// Reserves space for [`Binlog::delete`], and memory for a key that is kept. The space exists since the
+    /// put: only a server that was started on a full disk may lack it.
+    pub fn reserve_delete(&mut self, kept: Option<KeptKey>) -> Result<(), NoSpace> {
+        if let Some(kept) = kept {
+            self.files.try_reserve(Owner::KeptKey(kept))?;
+        }
+        while self.room() < 1 + u64::from(kept.is_some()) {
             if !self.prepare() {
                 return Err(NoSpace::Space);
             }

@@ -31,12 +31,14 @@ impl Binlog {
         self.sync.unsynced_since.get_or_insert(self.now);
     }
 
-    /// Appends a short record that makes no sync due.
-    pub(super) fn append_without_sync(&mut self, fields: &Fields) {
+    /// Appends the record of a delete. That of a flushed job makes no sync due.
+    pub(super) fn append_delete(&mut self, fields: &Fields, is_flushed: bool) {
         let unsynced_since = self.sync.unsynced_since;
         self.append(fields, "", &[]);
-        self.sync.unsynced_since = unsynced_since;
-        self.has_exempt = true;
+        if is_flushed {
+            self.sync.unsynced_since = unsynced_since;
+            self.has_exempt = true;
+        }
     }
 
     /// Appends a record that is not counted in `stats`, because C beanstalkd does not make such a one.

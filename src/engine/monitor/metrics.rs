@@ -265,7 +265,7 @@ fn write_remote(remote: &RemoteStats, to: &mut Text<'_>) {
 }
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
-    let Some(binlog) = queue.binlog() else { return };
+    let Some(binlog) = &queue.binlog else { return };
     let (stats, sizes) = (binlog.stats(), binlog.sizes());
     to.one("beanstalkd_binlog_files Binlog files.", sizes.files);
     to.one("beanstalkd_binlog_oldest_file_number Number of the oldest binlog file.", stats.oldest);
@@ -285,8 +285,9 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let about = "beanstalkd_binlog_records_migrated_total Jobs that compaction has moved to newer \
                  binlog files.";
     to.one(about, stats.records_migrated);
-    to.histogram("beanstalkd_binlog_sync_seconds Duration of binlog syncs.", &binlog.sync_times());
-    if let Some(remote) = binlog.remote_stats() {
+    let about = "beanstalkd_binlog_sync_seconds Duration of binlog syncs.";
+    to.histogram(about, &binlog.disk.sync_times());
+    if let Some(remote) = binlog.disk.remote_stats() {
         write_remote(&remote, to);
     }
 }

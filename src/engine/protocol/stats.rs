@@ -3,6 +3,7 @@
 //! Keys, order and quotes of the lines are part of the protocol, since clients compare whole
 //! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
+use crate::engine::binlog::Binlog;
 use crate::engine::binlog::record::Counts;
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::headroom::{self, Headroom};
@@ -204,7 +205,7 @@ pub fn job(key: JobKey, queue: &Queue, now: Nanos) -> String {
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
         .line("time-left", queue.time_left(job, now).whole_secs())
-        .line("file", queue.file_of(key))
+        .line("file", queue.binlog.as_ref().map_or(0, |binlog| binlog.file_of(key)))
         .line("reserves", reserves)
         .line("timeouts", timeouts)
         .line("releases", releases)
@@ -249,7 +250,7 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
     process(&mut yaml, server.process, now);
-    let binlog = queue.binlog_stats();
+    let binlog = queue.binlog.as_ref().map(Binlog::stats).unwrap_or_default();
     yaml.line("binlog-oldest-index", binlog.oldest)
         .line("binlog-current-index", binlog.current)
         .line("binlog-records-migrated", binlog.records_migrated)

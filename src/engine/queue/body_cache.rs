@@ -329,14 +329,14 @@ impl Queue {
 
     fn begin_read_for(&mut self, reader: Reader, read: RecordRead) {
         self.body_cache.readers.push_back(reader);
-        self.binlog.as_mut().expect("a place is in the binlog").begin_read(read);
+        self.binlog.as_mut().expect("a place is in the binlog").disk.begin_read(read);
     }
 
     /// Returns the record of the oldest read that was begun for clients, once. Those for compaction are moved.
     pub fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
         loop {
             let reader = *self.body_cache.readers.front()?;
-            let bytes = self.binlog.as_mut()?.finished_read()?;
+            let bytes = self.binlog.as_mut()?.disk.finished_read()?;
             self.body_cache.readers.pop_front();
             match reader {
                 Reader::Clients => return Some(bytes),

@@ -15,24 +15,14 @@ use super::Queue;
 use super::flush::Decision;
 use super::job::{Job, Jobs, State, Target};
 use super::unique::{NewKey, UniqueKeys};
-use crate::engine::binlog::disk::{FileNumber, Progress};
+use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
-use crate::engine::binlog::{Binlog, BinlogStats, IoFailed, NoSpace};
+use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
 impl Queue {
-    /// Returns whether there is a binlog.
-    pub fn has_binlog(&self) -> bool {
-        self.binlog.is_some()
-    }
-
-    /// Returns the binlog, if there is one.
-    pub fn binlog(&self) -> Option<&Binlog> {
-        self.binlog.as_ref()
-    }
-
     /// Returns whether each iteration that made records ends in a sync.
     pub fn syncs_each_iteration(&self) -> bool {
         self.binlog.as_ref().is_some_and(|binlog| binlog.syncs_each_iteration())
@@ -70,9 +60,9 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let fields = fields(job, &self.jobs, target_state(to, binlog, now), self.clock_offset);
-        let body = self.bodies.bytes(&job.body);
+        let (body, tube) = (self.bodies.bytes(&job.body), &self.tubes[job.tube].name);
         let unique = self.unique.record_of(job);
-        binlog.put(key, unique.as_ref(), &fields, &self.tubes[job.tube].name, body);
+        binlog.put(key, &FullRecords { unique, fields, tube, body });
     }
 
     /// Records a release, bury or kick. The job is sent to `to`.
@@ -85,7 +75,7 @@ impl Queue {
     /// Reserves space for the record of a flush.
     pub(super) fn reserve_flush(&mut self, tube: TubeKey) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.reserve_flush(record::full_len(&self.tubes[tube].name, 0))
+        binlog.reserve_from_headroom(record::full_len(&self.tubes[tube].name, 0) as u64)
     }
 
     /// Records a flush. The deletes of its jobs follow: C beanstalkd skips the record of the flush.
@@ -99,7 +89,7 @@ impl Queue {
     /// but a flush of buried jobs before that does not delete it.
     pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.reserve_hold()?;
+        binlog.reserve_from_headroom(SHORT)?;
         let state = (RecordState::Buried, binlog.buried_at(key));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let job = &self.jobs[key];
@@ -139,13 +129,7 @@ impl Queue {
         };
         let deleted = (RecordState::Deleted, Nanos::ZERO);
         let fields = Fields { mark, ..fields(job, &self.jobs, deleted, self.clock_offset) };
-        match kept {
-            Some((kept, record)) => {
-                binlog.delete_and_keep(key, kept, &record, &fields, flushed_by.is_some());
-            }
-            None if flushed_by.is_some() => binlog.delete_flushed(key, &fields),
-            None => binlog.delete(key, &fields),
-        }
+        binlog.delete(key, &fields, kept, flushed_by.is_some());
     }
 
     /// Returns the record of a kept key.
@@ -153,38 +137,6 @@ impl Queue {
         let record = self.unique.record_of_kept(key);
         let kept_until = record.kept_until.map(|until| until.to_wall_clock(self.clock_offset));
         KeyRecord { kept_until, ..record }
-    }
-
-    /// Writes the records of this iteration, and syncs them if a sync is due.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
-        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.commit(now))
-    }
-
-    /// Hands over the changes to a remote disk.
-    pub fn hand_over(&mut self) {
-        if let Some(binlog) = &mut self.binlog {
-            binlog.hand_over();
-        }
-    }
-
-    /// Returns how far the disk is with the changes, if it is remote.
-    pub fn disk_progress(&self) -> Option<Progress> {
-        self.binlog.as_ref()?.progress()
-    }
-
-    /// Syncs all records and frees the space that is not used. Nothing may be recorded after it.
-    pub fn close_binlog(&mut self, now: Nanos) -> Result<(), IoFailed> {
-        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))
-    }
-
-    /// Returns the number of the file that has the full record of a job, or 0 without a binlog.
-    pub fn file_of(&self, job: JobKey) -> FileNumber {
-        self.binlog.as_ref().map_or(0, |binlog| binlog.file_of(job))
-    }
-
-    /// Returns the numbers of the binlog for `stats`.
-    pub fn binlog_stats(&self) -> BinlogStats {
-        self.binlog.as_ref().map(Binlog::stats).unwrap_or_default()
     }
 
     /// Returns the bytes of memory that all jobs take. They include the entries in the binlog, bodies
@@ -206,7 +158,7 @@ impl Queue {
     /// Returns at most how many bytes of memory one more job takes. Its body has `full_len` bytes with
     /// the CR LF.
     pub fn bytes_of_a_job(&self, full_len: usize, is_unique: bool) -> u64 {
-        let entry = if self.has_binlog() { Binlog::BYTES_PER_JOB } else { 0 };
+        let entry = if self.binlog.is_some() { Binlog::BYTES_PER_JOB } else { 0 };
         let key = if is_unique { UniqueKeys::MOST_GROWTH_OF_A_KEY } else { 0 };
         Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry + key
     }
@@ -284,7 +236,7 @@ impl Queue {
             }
         };
         let unique = self.unique.record_of(job);
-        Some(binlog.move_to_current(key, unique.as_ref(), &fields, tube, body))
+        Some(binlog.move_to_current(key, &FullRecords { unique, fields, tube, body }))
     }
 
     /// Returns the present state of a job for a record, and its moment.

@@ -102,7 +102,7 @@ pub struct Queue {
     /// The counts for `stats`.
     pub totals: Totals,
     /// `None` if jobs are not recorded.
-    binlog: Option<Binlog>,
+    pub binlog: Option<Binlog>,
     /// Wall-clock time minus the engine's time.
     pub clock_offset: ClockOffset,
     next_wait_seq: WaitSeq,

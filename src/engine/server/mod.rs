@@ -32,7 +32,7 @@ mod sending;
 pub use link::Readiness;
 
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
-use crate::engine::binlog::{IoFailed, Policy, Syncing, record};
+use crate::engine::binlog::{Binlog, IoFailed, Policy, Syncing, record};
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::{Activity, Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
@@ -259,7 +259,7 @@ impl<S> Server<S> {
         self.to_visit = self.ready.len();
         s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
         // The binlog counts iterations.
-        if s.queue.has_binlog() || self.next_due() <= now {
+        if s.queue.binlog.is_some() || self.next_due() <= now {
             self.tick();
         }
         let s = &mut self.store;
@@ -367,8 +367,8 @@ impl<S> Server<S> {
     ///
     /// A remote disk acknowledges the records later. Until then the output of the iteration is held back.
     pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
-        if self.store.queue.has_binlog() {
-            self.store.queue.commit(now)?;
+        if let Some(binlog) = &mut self.store.queue.binlog {
+            binlog.commit(now)?;
             self.note_progress();
         }
         Ok(())
@@ -376,14 +376,15 @@ impl<S> Server<S> {
 
     /// Hands over what remains to a remote disk, and looks how far it is: for a server that was closed.
     pub fn hand_over(&mut self) {
-        self.store.queue.hand_over();
+        self.store.queue.binlog.iter_mut().for_each(Binlog::hand_over);
         self.note_progress();
     }
 
     /// Wakes the connections with output that was held back, if the disk has acknowledged more.
     fn note_progress(&mut self) {
         let s = &mut self.store;
-        let Some(progress) = s.queue.disk_progress() else { return };
+        let progress = s.queue.binlog.as_ref().and_then(|binlog| binlog.disk.progress());
+        let Some(progress) = progress else { return };
         let before = s.progress.replace(progress).unwrap_or_default();
         match (before.is_stalled, progress.is_stalled) {
             (false, true) => warn!(
@@ -415,7 +416,7 @@ impl<S> Server<S> {
         while queue.has_flushes() {
             queue.flush_step(&mut usize::MAX.clone(), now);
         }
-        queue.close_binlog(now)?;
+        queue.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))?;
         self.note_progress();
         Ok(())
     }
@@ -452,7 +453,7 @@ impl<S> Server<S> {
 
     /// Returns whether jobs are recorded in a binlog.
     pub fn has_binlog(&self) -> bool {
-        self.store.queue.has_binlog()
+        self.store.queue.binlog.is_some()
     }
 
     /// Returns whether a remote disk has acknowledged all changes.
