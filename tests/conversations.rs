@@ -86,7 +86,6 @@ fn manners() -> [(&'static str, Manner); 7] {
         least_share_work: 1,
         most_due_work: 1,
         due_slice_work: 1,
-        timers_per_tick: 1,
         closing_work: 1,
         closing_slice_work: 1,
         keys_forgotten_per_tick: 1,

@@ -42,8 +42,6 @@ keys! {
     ConnKey;
     /// One connection watching one tube.
     WatchKey;
-    /// A timer.
-    TimerKey;
     /// A body of a job, in the slab of its size class.
     BodyKey;
     /// The counts of a job of which one is above 63.

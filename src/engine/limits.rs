@@ -34,8 +34,6 @@ pub struct Limits {
     pub least_late_due_work: usize,
     /// The units for one tube or connection at a time, so that its backlog delays no other.
     pub due_slice_work: usize,
-    /// The timers that fire in a tick. When more are due, a timeout may win over a job.
-    pub timers_per_tick: usize,
     /// The units in an iteration for connections that are closed in it.
     pub closing_work: usize,
     /// The units for one closed connection at a time, so that its jobs delay no other.
@@ -172,7 +170,6 @@ impl Limits {
         least_due_work: 64,
         least_late_due_work: 512,
         due_slice_work: 256,
-        timers_per_tick: 1024,
         closing_work: 1024,
         closing_slice_work: 256,
         keys_forgotten_per_tick: 256,

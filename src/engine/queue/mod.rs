@@ -67,9 +67,9 @@ use super::binlog::{Binlog, NoSpace};
 use super::collections::heap::Heap;
 use super::collections::list::Links;
 use super::collections::slab::PagedSlab;
-use super::collections::timers::Timers;
+use super::collections::timers::{Timed, Timers};
 use super::headroom::{self, Headroom};
-use super::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, TubeKey};
 use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
@@ -107,10 +107,10 @@ pub struct Queue {
     pub clock_offset: ClockOffset,
     next_wait_seq: WaitSeq,
     next_reserve_seq: u32,
-    /// Tubes and connections whose timer fired and that may still have due work, in order of
-    /// service.
-    overdue_tubes: VecDeque<TimerOwner>,
-    overdue_conns: VecDeque<TimerOwner>,
+    tube_timers: Timers<TubeKey>,
+    conn_timers: Timers<ConnKey>,
+    /// The time of the last tick. What it has left is due then.
+    ticked_at: Nanos,
     /// Due work was postponed by more than [`LATE`].
     is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
@@ -127,7 +127,6 @@ pub struct Queue {
     moved_bytes: usize,
     invalidated: usize,
     freed_pages: usize,
-    timers: Timers<TimerOwner>,
 }
 
 /// The reason for which a wait ended.
@@ -199,12 +198,10 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it has reserved, the one with the first deadline on top.
     reserved: Heap<ReservedEntry>,
-    /// Fires when the next deadline, safety margin or timeout is due.
-    timer: TimerKey,
+    /// The index of its timer, which fires when the next deadline, safety margin or timeout is due.
+    timer: u32,
     is_producer: bool,
     is_worker: bool,
-    /// It is in [`Queue::overdue_conns`].
-    is_overdue: bool,
 }
 
 impl Client {
@@ -214,10 +211,16 @@ impl Client {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TimerOwner {
-    Tube(TubeKey),
-    Client(ConnKey),
+impl Timed for ConnKey {
+    type Store = Clients;
+
+    fn timer_index(self, clients: &Clients) -> Option<u32> {
+        clients.get(self).map(|client| client.timer)
+    }
+
+    fn timer_index_mut(self, clients: &mut Clients) -> &mut u32 {
+        &mut clients[self].timer
+    }
 }
 
 /// Jobs with a priority below this are urgent.
@@ -264,8 +267,9 @@ impl Queue {
             clock_offset: ClockOffset::default(),
             next_wait_seq: WaitSeq::FIRST,
             next_reserve_seq: 0,
-            overdue_tubes: VecDeque::new(),
-            overdue_conns: VecDeque::new(),
+            tube_timers: Timers::default(),
+            conn_timers: Timers::default(),
+            ticked_at: Nanos::ZERO,
             is_late: false,
             bury_after: None,
             bury_log: BuryLog::default(),
@@ -275,7 +279,6 @@ impl Queue {
             moved_bytes: 0,
             invalidated: 0,
             freed_pages: 0,
-            timers: Timers::default(),
         };
         let default = queue.find_or_create_tube("default");
         assert_eq!(
@@ -290,25 +293,21 @@ impl Queue {
 
     /// Adds a connection, which uses and watches `default`, under a key that no connection has.
     pub fn connect(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
-        let timer = self.timers.create(TimerOwner::Client(conn))?;
         let client = Client {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             reserved: Heap::default(),
-            timer,
+            timer: 0,
             is_producer: false,
             is_worker: false,
-            is_overdue: false,
         };
-        if let Err(no_memory) = self.clients.try_insert(conn, client) {
-            self.timers.destroy(timer);
-            return Err(no_memory);
-        }
+        self.conn_timers.try_reserve_one()?;
+        self.clients.try_insert(conn, client)?;
         if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
-            self.timers.destroy(timer);
             self.clients.remove(conn);
             return Err(no_memory);
         }
+        self.conn_timers.add(conn, &mut self.clients);
         self.tubes[Tubes::DEFAULT].using += 1;
         Ok(())
     }
@@ -425,7 +424,7 @@ impl Queue {
     /// Removes a client that has no job, no watch and no wait.
     fn remove_client(&mut self, conn: ConnKey) {
         let client = self.clients.remove(conn).expect("no client for this connection");
-        self.timers.destroy(client.timer);
+        self.conn_timers.remove(client.timer, &mut self.clients);
         self.tubes[client.used].using -= 1;
         self.remove_tube_if_idle(client.used);
     }
@@ -489,7 +488,7 @@ impl Queue {
             self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
-            self.timers.set_no_later_than(tube.timer, until);
+            self.tube_timers.set_no_later_than(key, until, &mut self.tubes);
         }
         true
     }
@@ -508,7 +507,7 @@ impl Queue {
             let tube = &mut self.tubes[key];
             tube.pause = pause;
             tube.pause.iter_mut().for_each(|pause| pause.until = now);
-            self.timers.set_no_later_than(tube.timer, now);
+            self.tube_timers.set_no_later_than(key, now, &mut self.tubes);
         } else {
             self.invalidate(key);
         }
@@ -520,18 +519,10 @@ impl Queue {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
         }
-        // The timer stores its owner, and the owner its timer: the owner is set below.
-        let timer = self.timers.create(TimerOwner::Tube(Tubes::DEFAULT))?;
-        match self.tubes.create(name, timer) {
-            Ok(tube) => {
-                self.timers.set_owner(timer, TimerOwner::Tube(tube));
-                Ok(tube)
-            }
-            Err(no_memory) => {
-                self.timers.destroy(timer);
-                Err(no_memory)
-            }
-        }
+        self.tube_timers.try_reserve_one()?;
+        let tube = self.tubes.create(name)?;
+        self.tube_timers.add(tube, &mut self.tubes);
+        Ok(tube)
     }
 
     /// Removes the tubes that are not needed.
@@ -544,7 +535,7 @@ impl Queue {
 
     fn remove_tube_if_idle(&mut self, tube: TubeKey) {
         if let Some(timer) = self.tubes.remove_if_idle(tube) {
-            self.timers.destroy(timer);
+            self.tube_timers.remove(timer, &mut self.tubes);
         }
     }
 
@@ -937,11 +928,12 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Delayed(Links::LOOSE);
-        let tube = &mut self.tubes[job.tube];
+        let tube_key = job.tube;
+        let tube = &mut self.tubes[tube_key];
         if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
             return self.postpone(key, due, now);
         }
-        self.timers.set_no_later_than(tube.timer, due);
+        self.tube_timers.set_no_later_than(tube_key, due, &mut self.tubes);
         self.totals.delayed += 1;
     }
 
@@ -951,9 +943,9 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Postponed(Links::LOOSE);
-        let tube = &mut self.tubes[job.tube];
-        tube.postponed.push_back(&mut self.jobs, key.number());
-        self.timers.set_no_later_than(tube.timer, now + RETRY_AFTER);
+        let tube = job.tube;
+        self.tubes[tube].postponed.push_back(&mut self.jobs, key.number());
+        self.tube_timers.set_no_later_than(tube, now + RETRY_AFTER, &mut self.tubes);
         self.totals.delayed += 1;
     }
 
@@ -1045,16 +1037,14 @@ impl Queue {
     /// Returns a time not after the one when [`Queue::tick`] or [`Queue::commit`] has something to
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
-        let is_overdue = !self.overdue_tubes.is_empty()
-            || !self.overdue_conns.is_empty()
-            || (self.body_cache.is_due() && self.binlog.is_some());
-        if is_overdue {
+        if self.body_cache.is_due() && self.binlog.is_some() {
             return Nanos::ZERO;
         }
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
         let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
-        self.timers.next_due().min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
+        let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
+        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
     }
 
     /// Begins an iteration: connections that are closed in it have a budget of their own.
@@ -1076,67 +1066,28 @@ impl Queue {
         self.bury_log.tick(now);
         self.is_late = false;
         self.forget_ended(now);
-        for _ in 0..self.limits.timers_per_tick {
-            let Some(owner) = self.timers.pop_due(now) else { break };
-            self.enqueue_overdue(owner, now);
-        }
-        self.run_overdue(|queue| queue.overdue_tubes.pop_front(), work, now);
-        self.run_overdue(|queue| queue.overdue_conns.pop_front(), work, now);
-    }
-
-    /// Does the due work of the tubes or connections that `pop` returns.
-    fn run_overdue(
-        &mut self,
-        pop: impl Fn(&mut Queue) -> Option<TimerOwner>,
-        mut work_left: usize,
-        now: Nanos,
-    ) {
+        self.ticked_at = now;
+        let mut work_left = work;
         while work_left > 0
-            && let Some(owner) = pop(self)
+            && let Some(tube) = self.tube_timers.pop_due(now, &mut self.tubes)
         {
-            with_slice(&mut work_left, self.limits.due_slice_work, |slice_left| {
-                match owner {
-                    TimerOwner::Tube(key) => {
-                        if let Some(tube) = self.tubes.get_mut(key) {
-                            tube.is_overdue = false;
-                            self.run_due_tube(key, now, slice_left);
-                        }
-                    }
-                    TimerOwner::Client(key) => {
-                        if let Some(client) = self.clients.get_mut(key) {
-                            client.is_overdue = false;
-                            self.run_due_client(key, now, slice_left);
-                        }
-                    }
-                }
-                // The check costs one unit even if nothing is due any more.
-                *slice_left = slice_left.saturating_sub(1);
-            });
+            self.due_slice(&mut work_left, |queue, left| queue.run_due_tube(tube, now, left));
+        }
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(conn) = self.conn_timers.pop_due(now, &mut self.clients)
+        {
+            self.due_slice(&mut work_left, |queue, left| queue.run_due_client(conn, now, left));
         }
     }
 
-    /// Appends a tube or connection to the overdue ones. Without memory for that, its timer fires
-    /// again at `now`.
-    fn enqueue_overdue(&mut self, owner: TimerOwner, now: Nanos) {
-        let (overdue, is_overdue, timer) = match owner {
-            TimerOwner::Tube(key) => {
-                let tube = &mut self.tubes[key];
-                (&mut self.overdue_tubes, &mut tube.is_overdue, tube.timer)
-            }
-            TimerOwner::Client(key) => {
-                let client = &mut self.clients[key];
-                (&mut self.overdue_conns, &mut client.is_overdue, client.timer)
-            }
-        };
-        if *is_overdue {
-            return;
-        }
-        if overdue.try_reserve(1).is_ok() {
-            overdue.push_back(owner);
-            *is_overdue = true;
-        } else {
-            self.timers.set_no_later_than(timer, now);
-        }
+    /// Does a part of the due work of one tube or connection. What is left is due again behind the others.
+    fn due_slice(&mut self, work_left: &mut usize, run: impl FnOnce(&mut Queue, &mut usize)) {
+        with_slice(work_left, self.limits.due_slice_work, |slice_left| {
+            run(self, slice_left);
+            // The check costs one unit even if nothing is due any more.
+            *slice_left = slice_left.saturating_sub(1);
+        });
     }
 
     /// Returns whether due work was postponed by more than 20 ms.
@@ -1161,13 +1112,9 @@ impl Queue {
         // Without work left, the retry was not complete.
         let retry_at = if *work_left == 0 { now } else { now + RETRY_AFTER };
         let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
-        match delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
-            Some(next) if next <= now => {
-                self.is_late |= next + LATE < now;
-                self.enqueue_overdue(TimerOwner::Tube(key), now);
-            }
-            Some(next) => self.timers.set_no_later_than(tube.timer, next),
-            None => {}
+        if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
+            self.is_late |= next + LATE < now;
+            self.tube_timers.set_no_later_than(key, next.max(now), &mut self.tubes);
         }
     }
 
@@ -1198,13 +1145,9 @@ impl Queue {
                 *work_left = work_left.saturating_sub(WORK_PER_WAKE);
             }
         }
-        match self.clients[conn].reserved.first() {
-            Some(expired) if expired.deadline <= now => {
-                self.is_late |= expired.deadline + LATE < now;
-                self.enqueue_overdue(TimerOwner::Client(conn), now);
-            }
-            Some(_) | None => self.set_client_timer(conn, now),
-        }
+        let first = self.clients[conn].reserved.first();
+        self.is_late |= first.is_some_and(|first| first.deadline + LATE < now);
+        self.set_client_timer(conn, now);
     }
 
     /// Ends the wait of the connection with this result.
@@ -1223,7 +1166,7 @@ impl Queue {
         let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
         let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
         if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
-            self.timers.set_no_later_than(client.timer, next.max(now));
+            self.conn_timers.set_no_later_than(conn, next.max(now), &mut self.clients);
         }
     }
 }

@@ -11,8 +11,9 @@ use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
 use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PagedSlab;
+use crate::engine::collections::timers::Timed;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, Key, TimerKey, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::queue::listing::ListText;
 use crate::engine::text;
 use crate::engine::time::Nanos;
@@ -43,11 +44,9 @@ pub struct Tube {
     pub clean: List<FRESHNESS>,
     /// The pause in force; boxed, because few tubes are paused.
     pub pause: Option<Box<Pause>>,
-    /// Fires when the first delayed job is due, when a pause ends, and within a second while jobs are
-    /// postponed.
-    pub timer: TimerKey,
-    /// It is in the queue of overdue tubes.
-    pub is_overdue: bool,
+    /// The index of its timer, which fires when the first delayed job is due, when a pause ends, and within a
+    /// second while jobs are postponed.
+    timer: u32,
     /// Increases with each flush of all jobs, and wraps. A job with another epoch is flushed.
     pub epoch: u8,
     /// Increases with each flush of the buried jobs. A buried job with another epoch is
@@ -194,12 +193,11 @@ impl Tubes {
     }
 
     /// Creates a tube with a new name.
-    pub fn create(&mut self, name: &str, timer: TimerKey) -> Result<TubeKey, TryReserveError> {
+    pub fn create(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
         headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
         let tube = Tube {
             name: text::try_boxed(name)?,
-            timer,
             hash: self.hash(name),
             list_index: u32::try_from(self.order.len()).expect("2^32 tubes or more"),
             ..Tube::default()
@@ -209,9 +207,9 @@ impl Tubes {
         Ok(key)
     }
 
-    /// Removes the tube if it is idle and not `default`. Returns its timer, which the caller
-    /// destroys.
-    pub fn remove_if_idle(&mut self, key: TubeKey) -> Option<TimerKey> {
+    /// Removes the tube if it is idle and not `default`. Returns the index of its timer, which the caller
+    /// removes.
+    pub fn remove_if_idle(&mut self, key: TubeKey) -> Option<u32> {
         if key == Tubes::DEFAULT || !self[key].is_idle() {
             return None;
         }
@@ -319,6 +317,18 @@ impl Deref for Tubes {
 impl DerefMut for Tubes {
     fn deref_mut(&mut self) -> &mut PagedSlab<TubeKey, Tube> {
         &mut self.table
+    }
+}
+
+impl Timed for TubeKey {
+    type Store = Tubes;
+
+    fn timer_index(self, tubes: &Tubes) -> Option<u32> {
+        tubes.get(self).map(|tube| tube.timer)
+    }
+
+    fn timer_index_mut(self, tubes: &mut Tubes) -> &mut u32 {
+        &mut tubes[self].timer
     }
 }
 
