@@ -17,7 +17,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-pub use crate::os::etcd::EtcdOptions;
+pub use crate::os::membership::EtcdOptions;
 pub use etcd::DEFAULT_BINLOG_LIMIT;
 
 /// The action that the command line requests.

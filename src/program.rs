@@ -6,8 +6,8 @@ use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
 use crate::os::disk::Directory;
-use crate::os::etcd::{Duty, LeaseNote, Membership, Standing};
 use crate::os::init::Machine;
+use crate::os::membership::{Duty, LeaseNote, Membership, Standing};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, EXIT_REFUSED, EXIT_USAGE, Failure};
@@ -109,7 +109,7 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
             membership = join(etcd, Duty::Read)?;
             let mut disk = membership.disk();
             disk.list().map_err(failed(&etcd.url, EXIT_REFUSED))?;
-            (etcd.url.clone(), Box::new(disk))
+            (etcd.url.clone(), disk)
         }
     };
     let mut out = BufWriter::new(io::stdout().lock());
@@ -158,9 +158,8 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         Ok(())
     };
     let mut disk = membership.disk();
-    let copied = copy(&mut directory, &mut disk, wait_until_stored).and_then(|copied| {
-        disk.end_import();
-        wait_until_stored(&mut disk).map_err(CopyError::End)?;
+    let copied = copy(&mut directory, &mut *disk, wait_until_stored).and_then(|copied| {
+        membership.end_import().map_err(CopyError::End)?;
         Ok(copied)
     });
     report_copy(copied, &path.display(), &etcd.url)
@@ -170,7 +169,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
 fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let mut directory = lock(path)?;
     let membership = join(etcd, Duty::Read)?;
-    let copied = copy(&mut membership.disk(), &mut directory, |_| Ok(()));
+    let copied = copy(&mut *membership.disk(), &mut directory, |_| Ok(()));
     report_copy(copied, &etcd.url, &path.display())
 }
 

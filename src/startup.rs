@@ -23,10 +23,10 @@ use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::Server;
 use crate::options::{BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
-use crate::os::etcd::{Duty, Membership, MembershipError};
 use crate::os::event_loop::{EventLoop, LoopWakers};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
+use crate::os::membership::{self, Duty, Membership};
 use crate::os::metrics_server::MetricsServer;
 use crate::os::monitor::Monitor;
 use crate::os::notify::Notifier;
@@ -164,7 +164,7 @@ fn serve(
                 listeners = open(&options.listen, user)?;
                 log_listeners("listening on", &listeners);
                 // The disk keeps the order of changes, and a reply waits for them.
-                let disk = Box::new(membership.disk());
+                let disk = membership.disk();
                 let recovered = recover(&etcd.url, disk, Syncing::Never, &mut monitor);
                 // Nothing can be read or written after the lease has ended, or if etcd has lost something.
                 membership.check().map_err(cannot_lead(etcd))?;
@@ -287,7 +287,7 @@ fn cannot_wait(error: io::Error) -> Failure {
     Failure::of_system("poll for events")(error)
 }
 
-fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(MembershipError) -> Failure + '_ {
+fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(membership::Failure) -> Failure + '_ {
     |error| Failure::new(error.exit_code(), format!("-b {}: {error}", etcd.url))
 }
 

@@ -23,8 +23,6 @@ pub use crate::os::metrics_server::MetricsServer;
 /// The rules of a binlog in etcd, and the seam for another etcd below them.
 #[cfg(feature = "etcd")]
 pub mod etcd {
-    pub use crate::os::etcd::{
-        Candidate, Duty, EtcdDisk, Keys, MembershipError, Nodes, Request, Shared, Standing, api,
-        serve,
-    };
+    pub use crate::os::etcd::{Candidate, EtcdDisk, Keys, Nodes, Request, Shared, api, serve};
+    pub use crate::os::membership::{Duty, Failure, Standing};
 }

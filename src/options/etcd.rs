@@ -1,7 +1,7 @@
 //! The flags of a binlog in etcd: the URL and the files for TLS.
 
 use super::{UsageError, last, wrong};
-use crate::os::etcd::{EtcdOptions, TlsFiles};
+use crate::os::membership::{EtcdOptions, TlsFiles};
 use getopts::Matches;
 use std::path::PathBuf;
 

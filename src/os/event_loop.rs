@@ -19,7 +19,7 @@
 
 use super::acceptor::Acceptor;
 use super::disk_thread::DiskWaker;
-use super::etcd::{EXIT_LOST, Membership, MembershipError};
+use super::membership::{self, EXIT_LOST, Membership};
 use super::monitor::Monitor;
 use super::sys::clock::{self, Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
@@ -63,7 +63,7 @@ pub enum RunError {
     /// Writing the binlog fails, so that no change can be acknowledged any more.
     Binlog(IoFailed),
     /// Another server of the cluster may lead.
-    Lost(MembershipError),
+    Lost(membership::Failure),
     /// Replies wait for etcd, and the server is to stop.
     Unacknowledged,
 }

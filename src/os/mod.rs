@@ -11,7 +11,8 @@
 //! | [`monitor`] | the latter two, once per iteration |
 //! | [`disk`] | the directory of the binlog |
 //! | [`disk_thread`] | reads, syncs and frees files on a thread |
-//! | [`etcd`] | the binlog in etcd, and leading |
+//! | [`membership`] | what the server knows of its cluster |
+//! | `etcd` | the binlog in etcd, and leading, with the feature of that name |
 //! | [`resolve`] | names of hosts, services and users |
 //! | [`init`] | the duties of a first process |
 //! | [`sys`] | system calls: all unsafe code |
@@ -19,10 +20,12 @@
 pub mod acceptor;
 pub mod disk;
 pub mod disk_thread;
+#[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod event_loop;
 pub mod init;
 pub mod listen;
+pub mod membership;
 pub mod metrics_server;
 pub mod monitor;
 pub mod notify;

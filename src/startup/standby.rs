@@ -4,7 +4,7 @@
 use super::{Failure, cannot_lead, cannot_wait};
 use crate::engine::monitor::http_conn::ServerState;
 use crate::options::EtcdOptions;
-use crate::os::etcd::{Membership, Standing};
+use crate::os::membership::{Membership, Standing};
 use crate::os::monitor::Monitor;
 use crate::os::notify::Status;
 use crate::os::sys::clock::Clock;

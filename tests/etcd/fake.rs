@@ -5,7 +5,8 @@
 //! that answered, refused or left without an answer: see [`Fault`].
 
 use crate::store::Store;
-use beanstalkd::testing::etcd::api::{Answer, Etcd, Failure, Lease, Node, Status, Txn, TxnAnswer};
+use beanstalkd::testing::etcd::Failure;
+use beanstalkd::testing::etcd::api::{Answer, Etcd, Lease, Node, Status, Txn, TxnAnswer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::oneshot::{self, Sender};

@@ -5,7 +5,7 @@
 
 use crate::fake::{Fake, Fault, Kind, NODES, World};
 use beanstalkd::testing::etcd::{
-    Candidate, Duty, EtcdDisk, Keys, MembershipError, Nodes, Request, Shared, Standing, serve,
+    Candidate, Duty, EtcdDisk, Keys, Nodes, Request, Shared, Standing, serve,
 };
 use beanstalkd::testing::{Disk, FileNumber, Nanos, Progress};
 use std::cell::Cell;
@@ -71,7 +71,6 @@ pub struct Server {
     pub speed: u64,
     /// The time for which the present step waits.
     waiting_ms: u64,
-    lengths: BTreeMap<FileNumber, u64>,
 }
 
 #[derive(Debug)]
@@ -91,6 +90,8 @@ enum Phase {
 /// What one leader has found and changed.
 struct Term {
     found: Files,
+    /// The files after all changes.
+    files: Files,
     /// The number of the disk for each change.
     changes: Vec<(u64, Change)>,
     acknowledged: usize,
@@ -104,7 +105,7 @@ struct Term {
 enum Change {
     Append(FileNumber, Vec<u8>),
     Remove(FileNumber),
-    Cut(FileNumber, u64),
+    Cut(FileNumber, usize),
 }
 
 impl Cluster {
@@ -237,7 +238,7 @@ impl Cluster {
             return Ok(());
         }
         server.run();
-        let standing = server.shared.standing().map_err(reason)?;
+        let standing = server.shared.standing().map_err(|failure| failure.to_string())?;
         match &mut server.phase {
             Phase::StandingBy => {
                 if standing == Standing::Leader {
@@ -249,15 +250,13 @@ impl Cluster {
             Phase::Reading(reading) if reading.is_finished() => {
                 let read = server.runtime.block_on(reading).expect("no panic");
                 let found = read.map_err(|error| error.to_string())?;
-                server.shared.check().map_err(reason)?;
+                server.shared.check().map_err(|failure| failure.to_string())?;
                 // It cannot know yet that etcd has ended its lease early, while it has read: the next
                 // server may have begun before it.
                 let leader = self.fake.world().store.leader();
                 if self.has_early_ends && leader.is_none_or(|(name, _)| name != server.name) {
                     return Err("its lease has ended early".to_owned());
                 }
-                let lengths = found.iter().map(|(&file, bytes)| (file, bytes.len() as u64));
-                server.lengths = lengths.collect();
                 server.phase = Phase::Serving(self.terms.len());
                 server.waiting_ms = 0;
                 self.begin_term(found);
@@ -266,7 +265,7 @@ impl Cluster {
                 assert!(server.waiting_ms < LONGEST_READING_MS, "a leader reads without an end");
             }
             Phase::Serving(term) | Phase::Ending(term) => {
-                server.shared.check().map_err(reason)?;
+                server.shared.check().map_err(|failure| failure.to_string())?;
                 let term = &mut self.terms[*term];
                 let acknowledged = server.disk.progress().expect("a remote disk").acknowledged;
                 let before = term.acknowledged;
@@ -315,9 +314,8 @@ impl Cluster {
 
     /// Appends a record to the newest file of the leader; a new leader begins a new file.
     pub fn put(&mut self, index: usize, record: &[u8]) {
-        let (server, term) = self.serving(index);
-        let newest = server.newest();
-        if newest == 0 || term.found.contains_key(&newest) {
+        let newest = self.newest(index);
+        if newest == 0 || self.term(index).found.contains_key(&newest) {
             self.put_into_next_file(index, record);
         } else {
             self.put_into_newest_file(index, record);
@@ -326,8 +324,11 @@ impl Cluster {
 
     /// Appends a record to the newest file, although this leader may not have begun it.
     pub fn put_into_newest_file(&mut self, index: usize, record: &[u8]) {
-        let (server, term) = self.serving(index);
-        server.append(term, server.newest(), record);
+        self.change(index, Change::Append(self.newest(index), record.to_vec()));
+    }
+
+    pub fn put_into_next_file(&mut self, index: usize, record: &[u8]) {
+        self.change(index, Change::Append(self.newest(index) + 1, record.to_vec()));
     }
 
     /// Appends a record, and runs until it is acknowledged. Returns how long that took.
@@ -336,48 +337,59 @@ impl Cluster {
         self.settle()
     }
 
-    pub fn put_into_next_file(&mut self, index: usize, record: &[u8]) {
-        let (server, term) = self.serving(index);
-        server.append(term, server.newest() + 1, record);
-    }
-
-    pub fn cut_newest(&mut self, index: usize, size: u64) {
-        let (server, term) = self.serving(index);
-        let newest = server.newest();
-        server.disk.truncate(newest, size).expect("it is queued");
-        server.lengths.insert(newest, size);
-        term.note(server, Change::Cut(newest, size));
+    pub fn cut_newest(&mut self, index: usize, size: usize) {
+        self.change(index, Change::Cut(self.newest(index), size));
     }
 
     /// Removes the newest file, which has no record.
     pub fn remove_newest(&mut self, index: usize) {
-        let (server, term) = self.serving(index);
-        let (newest, _) = server.lengths.pop_last().expect("there are files");
-        server.disk.remove(newest).expect("it is queued");
-        term.note(server, Change::Remove(newest));
+        self.change(index, Change::Remove(self.newest(index)));
     }
 
     /// Removes a file, counted from the oldest one, unless it is the newest one.
     pub fn remove(&mut self, index: usize, nth: usize) {
-        let (server, term) = self.serving(index);
-        if nth + 1 < server.lengths.len() {
-            let file = *server.lengths.keys().nth(nth).expect("it is there");
-            server.lengths.remove(&file);
-            server.disk.remove(file).expect("it is queued");
-            term.note(server, Change::Remove(file));
+        let file = self.term(index).files.keys().nth(nth).copied();
+        if let Some(file) = file.filter(|&file| file != self.newest(index)) {
+            self.change(index, Change::Remove(file));
         }
     }
 
-    fn serving(&mut self, index: usize) -> (&mut Server, &mut Term) {
+    /// The leader makes a change.
+    fn change(&mut self, index: usize, change: Change) {
         let server = self.servers[index].as_mut().expect("it runs");
-        let Phase::Serving(term) = server.phase else { panic!("it does not serve") };
         server.enter();
-        (server, &mut self.terms[term])
+        let (term, disk) = (&mut self.terms[server.term()], &mut server.disk);
+        let made = match &change {
+            Change::Append(file, record) => {
+                let len = term.files.get(file).map(Vec::len).unwrap_or_else(|| {
+                    disk.create(*file, 4096).expect("it is queued");
+                    disk.write(*file, 0, HEAD).expect("it is queued");
+                    HEAD.len()
+                });
+                disk.write(*file, len as u64, record)
+            }
+            Change::Remove(file) => disk.remove(*file),
+            Change::Cut(file, size) => disk.truncate(*file, *size as u64),
+        };
+        made.expect("it is queued");
+        change.apply(&mut term.files);
+        term.changes.push((disk.progress().expect("a remote disk").written, change));
+    }
+
+    fn newest(&self, index: usize) -> FileNumber {
+        self.term(index).files.last_key_value().map_or(0, |(&file, _)| file)
+    }
+
+    fn term(&self, index: usize) -> &Term {
+        &self.terms[self.servers[index].as_ref().expect("it runs").term()]
+    }
+
+    fn last_term(&self) -> &Term {
+        self.terms.last().expect("a first term")
     }
 
     pub fn is_acknowledged(&self) -> bool {
-        let term = self.terms.last().expect("a first term");
-        term.acknowledged == term.changes.len()
+        self.last_term().acknowledged == self.last_term().changes.len()
     }
 
     /// Rules 4 to 6: a leader finds what was acknowledged, and perhaps some of the next changes.
@@ -407,7 +419,7 @@ impl Cluster {
 
     /// Returns the files that the last leader has found.
     pub fn found(&self) -> &Files {
-        &self.terms.last().expect("a first term").found
+        &self.last_term().found
     }
 }
 
@@ -442,7 +454,6 @@ impl Server {
             timers_ns: 1_000_000_000,
             speed: 100,
             waiting_ms: 0,
-            lengths: BTreeMap::new(),
         }
     }
 
@@ -452,6 +463,11 @@ impl Server {
         if let Phase::Serving(term) = self.phase {
             self.phase = Phase::Ending(term);
         }
+    }
+
+    fn term(&self) -> usize {
+        let Phase::Serving(term) = self.phase else { panic!("it does not serve") };
+        term
     }
 
     /// Sets the clock to that of this process.
@@ -511,21 +527,6 @@ impl Server {
             }
         });
     }
-
-    fn newest(&self) -> FileNumber {
-        self.lengths.last_key_value().map_or(0, |(&file, _)| file)
-    }
-
-    fn append(&mut self, term: &mut Term, file: FileNumber, record: &[u8]) {
-        if !self.lengths.contains_key(&file) {
-            self.disk.create(file, 4096).expect("it is queued");
-            self.disk.write(file, 0, HEAD).expect("it is queued");
-        }
-        let length = self.lengths.entry(file).or_insert(HEAD.len() as u64);
-        self.disk.write(file, *length, record).expect("it is queued");
-        *length += record.len() as u64;
-        term.note(self, Change::Append(file, record.to_vec()));
-    }
 }
 
 impl fmt::Debug for Server {
@@ -536,12 +537,8 @@ impl fmt::Debug for Server {
 
 impl Term {
     fn new(found: Files) -> Term {
-        Term { found, changes: Vec::new(), acknowledged: 0, kept: None, is_forgotten: false }
-    }
-
-    fn note(&mut self, server: &Server, change: Change) {
-        let written = server.disk.progress().expect("a remote disk").written;
-        self.changes.push((written, change));
+        let (files, changes) = (found.clone(), Vec::new());
+        Term { found, files, changes, acknowledged: 0, kept: None, is_forgotten: false }
     }
 
     /// Notes that the changes up to a number were acknowledged to clients.
@@ -553,19 +550,22 @@ impl Term {
 
     fn after(&self, count: usize) -> Files {
         let mut files = self.found.clone();
-        for (_, change) in &self.changes[..count] {
-            match change {
-                Change::Append(file, record) => {
-                    files.entry(*file).or_insert_with(|| HEAD.to_vec()).extend(record);
-                }
-                Change::Remove(file) => drop(files.remove(file)),
-                Change::Cut(file, size) => {
-                    let size = usize::try_from(*size).expect("a short file");
-                    files.entry(*file).and_modify(|bytes| bytes.truncate(size));
-                }
+        self.changes[..count].iter().for_each(|(_, change)| change.apply(&mut files));
+        files
+    }
+}
+
+impl Change {
+    fn apply(&self, files: &mut Files) {
+        match self {
+            Change::Append(file, record) => {
+                files.entry(*file).or_insert_with(|| HEAD.to_vec()).extend(record);
+            }
+            Change::Remove(file) => drop(files.remove(file)),
+            Change::Cut(file, size) => {
+                files.entry(*file).and_modify(|bytes| bytes.truncate(*size));
             }
         }
-        files
     }
 }
 
@@ -580,10 +580,6 @@ async fn read(requests: UnboundedSender<Request>) -> io::Result<Files> {
         files.insert(file, wait(answer).await?.to_vec());
     }
     Ok(files)
-}
-
-fn reason(error: MembershipError) -> String {
-    error.to_string()
 }
 
 async fn wait<T>(answer: Receiver<io::Result<T>>) -> io::Result<T> {

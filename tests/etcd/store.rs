@@ -1,9 +1,8 @@
-//! The state of the fake: keys with all their revisions, and leases.
+//! The state of the fake: keys and leases. Of older revisions it has only the last deletion of each key.
 
 use crate::fake::{Kind, failure};
-use beanstalkd::testing::etcd::api::{
-    Compare, Failure, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer,
-};
+use beanstalkd::testing::etcd::Failure;
+use beanstalkd::testing::etcd::api::{Compare, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer};
 use std::collections::BTreeMap;
 
 /// The key of the leader of the only queue.
@@ -14,8 +13,9 @@ pub struct Store {
     revision: i64,
     /// Revisions before this one were dropped.
     compacted: i64,
-    /// The states of each key, the oldest first: revision, and the pair if it was not deleted.
-    keys: BTreeMap<String, Vec<(i64, Option<Pair>)>>,
+    keys: BTreeMap<String, Pair>,
+    /// The revision in which each key was deleted last.
+    deleted: BTreeMap<String, i64>,
     leases: BTreeMap<i64, Granted>,
     last_lease: i64,
     pub has_no_space: bool,
@@ -37,6 +37,7 @@ impl Default for Store {
             revision: 1,
             compacted: 0,
             keys: BTreeMap::new(),
+            deleted: BTreeMap::new(),
             leases: BTreeMap::new(),
             last_lease: 100,
             has_no_space: false,
@@ -101,7 +102,7 @@ impl Store {
                 Op::Delete { key, end } => {
                     let range = Range { key: key.clone(), end: end.clone(), ..Range::default() };
                     for pair in self.range(&range)? {
-                        self.delete(revision, &pair.key);
+                        self.delete(revision, str::from_utf8(&pair.key).expect("text"));
                     }
                     Vec::new()
                 }
@@ -114,34 +115,29 @@ impl Store {
         let create_revision = self.get(key).map_or(revision, |pair| pair.create_revision);
         let (key_bytes, value) = (key.as_bytes().to_vec(), value.to_vec());
         let pair = Pair { key: key_bytes, value, create_revision, mod_revision: revision, lease };
-        self.keys.entry(key.to_owned()).or_default().push((revision, Some(pair)));
+        self.keys.insert(key.to_owned(), pair);
         self.revision = revision;
     }
 
-    fn delete(&mut self, revision: i64, key: &[u8]) {
-        let key = String::from_utf8_lossy(key).into_owned();
-        self.keys.entry(key).or_default().push((revision, None));
+    fn delete(&mut self, revision: i64, key: &str) {
+        self.keys.remove(key);
+        self.deleted.insert(key.to_owned(), revision);
         self.revision = revision;
     }
 
     pub fn get(&self, key: &str) -> Option<&Pair> {
-        self.keys.get(key)?.last()?.1.as_ref()
+        self.keys.get(key)
     }
 
     fn range(&self, range: &Range) -> Result<Vec<Pair>, Failure> {
-        if range.revision > 0 {
-            self.check_revision(range.revision)?;
+        if (1..self.revision).contains(&range.revision) {
+            return Err(compacted());
         }
         let end = range.end.clone().unwrap_or_else(|| format!("{}\0", range.key));
-        let revision = if range.revision > 0 { range.revision } else { self.revision };
-        let states = self
-            .keys
-            .range(range.key.clone()..end)
-            .filter_map(|(_, states)| states.iter().rfind(|(at, _)| *at <= revision)?.1.clone());
-        let mut pairs: Vec<Pair> = states.collect();
-        if range.limit > 0 {
-            pairs.truncate(usize::try_from(range.limit).expect("a small limit"));
-        }
+        let limit = if range.limit > 0 { range.limit } else { i64::MAX };
+        let limit = usize::try_from(limit).expect("64 bits");
+        let pairs = self.keys.range(range.key.clone()..end).take(limit);
+        let mut pairs: Vec<Pair> = pairs.map(|(_, pair)| pair.clone()).collect();
         if range.keys_only {
             pairs.iter_mut().for_each(|pair| pair.value.clear());
         }
@@ -149,32 +145,20 @@ impl Store {
     }
 
     pub fn check_revision(&self, revision: i64) -> Result<(), Failure> {
-        let is_dropped = revision < self.compacted;
-        if is_dropped {
-            Err(failure(11, "mvcc: required revision has been compacted"))
-        } else {
-            Ok(())
-        }
+        if revision < self.compacted { Err(compacted()) } else { Ok(()) }
     }
 
     pub fn compact(&mut self) {
         self.compacted = self.revision;
-        for states in self.keys.values_mut() {
-            states.drain(..states.len() - 1);
-        }
-        self.keys.retain(|_, states| {
-            states.iter().any(|(at, pair)| *at == self.compacted || pair.is_some())
-        });
     }
 
     pub fn is_deleted_since(&self, key: &str, from: i64) -> bool {
-        let states = self.keys.get(key).into_iter().flatten();
-        states.rev().take_while(|(at, _)| *at >= from).any(|(_, pair)| pair.is_none())
+        self.deleted.get(key).is_some_and(|&at| at >= from)
     }
 
     /// Deletes a key, as an operator does.
     pub fn remove(&mut self, key: &str) {
-        self.delete(self.revision + 1, key.as_bytes());
+        self.delete(self.revision + 1, key);
     }
 
     // ---- Leases ----
@@ -200,9 +184,8 @@ impl Store {
     pub fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
         let revoked = self.leases.remove(&lease);
         revoked.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
-        let states = self.keys.values().filter_map(|states| states.last()?.1.as_ref());
-        let keys: Vec<_> =
-            states.filter(|pair| pair.lease == lease).map(|pair| pair.key.clone()).collect();
+        let keys = self.keys.iter().filter(|(_, pair)| pair.lease == lease);
+        let keys: Vec<String> = keys.map(|(key, _)| key.clone()).collect();
         keys.iter().for_each(|key| self.delete(self.revision + 1, key));
         Ok(())
     }
@@ -233,4 +216,8 @@ impl Store {
 
 fn no_space() -> Failure {
     failure(8, "mvcc: database space exceeded")
+}
+
+fn compacted() -> Failure {
+    failure(11, "mvcc: required revision has been compacted")
 }

@@ -4,7 +4,7 @@
 //! Names and meanings are those of etcd. All requests but [`Node::grant`] may be sent again. A request
 //! that fails, or whose answer is not awaited any more, may nevertheless be carried out, also later.
 
-use super::membership::MembershipError;
+use crate::os::membership::{Failure, Kind};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -140,28 +140,6 @@ impl Range {
     }
 }
 
-/// Why a request, or what it was for, has failed.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    pub kind: Kind,
-    pub text: String,
-}
-
-/// What helps after a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Another try. The one before may have succeeded.
-    Passing,
-    /// More space in etcd.
-    NoSpace,
-    /// A shorter request.
-    TooLarge,
-    /// Another start: the lease has ended, or another server leads.
-    Lost,
-    /// The operator.
-    Lasting,
-}
-
 /// The codes of gRPC for a wrong request, a lease that has ended, a missing right, a lack of space, a
 /// request that does not fit the state of etcd, and lost data.
 const INVALID_ARGUMENT: i32 = 3;
@@ -176,10 +154,6 @@ pub const USER: &str = "BEANSTALKD_ETCD_USER";
 pub const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
 impl Failure {
-    pub fn new(kind: Kind, text: impl Into<String>) -> Failure {
-        Failure { kind, text: text.into() }
-    }
-
     /// Returns a failure with a code of gRPC, or one of the connection. etcd's texts count only where
     /// answers with the same code differ.
     pub fn of_code(code: Option<i32>, text: String) -> Failure {
@@ -207,16 +181,5 @@ impl Failure {
             return Failure { kind, text };
         }
         Failure { kind, text }
-    }
-}
-
-impl From<Failure> for MembershipError {
-    fn from(Failure { kind, text }: Failure) -> MembershipError {
-        match kind {
-            Kind::Lost => MembershipError::Lost(text),
-            Kind::Passing | Kind::NoSpace | Kind::TooLarge | Kind::Lasting => {
-                MembershipError::Refused(text)
-            }
-        }
     }
 }

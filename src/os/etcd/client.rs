@@ -1,8 +1,9 @@
 //! The real etcd: requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{
-    Answer, Compare, Etcd, Failure, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
+    Answer, Compare, Etcd, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
 };
+use crate::os::membership::Failure;
 use etcd_client::{
     Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, KeyValue,
     PutOptions, ResponseHeader, TxnOp, TxnOpResponse, WatchOptions,

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use tokio::sync::mpsc::UnboundedSender;
 
 /// What the event loop wants of the thread.
 #[derive(Debug)]
@@ -22,14 +23,13 @@ pub enum Request {
     Read(FileNumber, Sender<io::Result<Bytes>>),
     /// Changes, and the number of the last one.
     Store(Vec<Change>, u64),
+    /// An import ends: servers can use the binlog from now on.
+    EndImport(Sender<io::Result<()>>),
     /// The lease is given back, and the thread ends.
     End(Sender<()>),
 }
 
-#[cfg(feature = "etcd")]
-pub type Requests = tokio::sync::mpsc::UnboundedSender<Request>;
-#[cfg(not(feature = "etcd"))]
-pub type Requests = Sender<Request>;
+pub type Requests = UnboundedSender<Request>;
 
 /// The bytes of a file.
 pub type Bytes = Arc<Vec<u8>>;
@@ -104,18 +104,10 @@ impl EtcdDisk {
         }
     }
 
-    /// Waits for the answer to a request.
-    fn ask<T>(&self, request: impl FnOnce(Sender<io::Result<T>>) -> Request) -> io::Result<T> {
-        let (to, answer) = channel();
-        let gone = || io::Error::other("the thread for etcd has ended");
-        self.requests.send(request(to)).map_err(|_| gone())?;
-        answer.recv().map_err(|_| gone())?
-    }
-
     fn bytes(&mut self, number: FileNumber) -> io::Result<&Bytes> {
         if self.file.as_ref().is_none_or(|(file, _)| *file != number) {
             self.file = None;
-            self.file = Some((number, self.ask(|to| Request::Read(number, to))?));
+            self.file = Some((number, ask(&self.requests, |to| Request::Read(number, to))?));
         }
         let (_, bytes) = self.file.as_ref().expect("it was just read");
         Ok(bytes)
@@ -142,21 +134,27 @@ impl EtcdDisk {
         self.shared.state().acknowledged < self.handed_over
     }
 
-    /// Ends an import, after all files were written.
-    pub fn end_import(&mut self) {
-        self.push(Change::EndImport);
-    }
-
     fn push(&mut self, change: Change) {
         self.changes.push(change);
         self.written += 1;
     }
 }
 
+/// Waits for the answer to a request.
+pub fn ask<T>(
+    requests: &Requests,
+    request: impl FnOnce(Sender<io::Result<T>>) -> Request,
+) -> io::Result<T> {
+    let (to, answer) = channel();
+    let gone = || io::Error::other("the thread for etcd has ended");
+    requests.send(request(to)).map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
+}
+
 impl Disk for EtcdDisk {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
         self.file = None;
-        self.ask(Request::List)
+        ask(&self.requests, Request::List)
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
@@ -279,7 +277,6 @@ impl Disk for EtcdDisk {
     }
 }
 
-#[cfg(feature = "etcd")]
 #[cfg(test)]
 mod tests {
     use super::*;

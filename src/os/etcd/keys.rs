@@ -107,10 +107,8 @@ impl Keys {
 
     /// Returns the number of the file with this key.
     pub fn parse_file(&self, key: &[u8]) -> Option<FileNumber> {
-        let digits = str::from_utf8(key).ok()?.strip_prefix(&self.files())?;
-        FileNumber::from_str_radix(digits, 16)
-            .ok()
-            .filter(|&number| self.file(number).as_bytes() == key)
+        let number = parse_number(key.strip_prefix(self.files().as_bytes())?)?.try_into().ok()?;
+        (self.file(number).as_bytes() == key).then_some(number)
     }
 
     /// Returns the number of the chunk with this key.

@@ -4,12 +4,12 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
+use super::api::{Compare, Lease, Op, Pair, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::membership::{Duty, LeaseNote, MembershipError, Standing};
 use super::nodes::{Nodes, RETRY_PAUSE};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
+use crate::os::membership::{Duty, Failure, Kind, LeaseNote, Standing};
 use log::warn;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// A server that wants to lead.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Candidate {
     pub nodes: Nodes,
     pub keys: Keys,
@@ -34,7 +34,6 @@ pub struct Candidate {
 }
 
 /// What the keys of a prefix were at one moment.
-#[derive(Debug)]
 pub struct Found {
     revision: i64,
     leader: Option<Pair>,
@@ -61,7 +60,7 @@ impl Candidate {
             let failure = match self.try_to_lead().await {
                 Ok(lease) => break lease,
                 Err(failure) if failure.kind == Kind::Lasting => {
-                    return self.shared.fail(failure.into());
+                    return self.shared.fail(failure);
                 }
                 Err(failure) => failure.text,
             };
@@ -76,7 +75,7 @@ impl Candidate {
         self.shared.set_standing(Standing::Leader);
         tokio::spawn(self.clone().watch_space());
         let reason = self.keep(lease).await;
-        self.shared.fail(MembershipError::Lost(reason));
+        self.shared.fail(Failure::lost(reason));
     }
 
     // ---- Becoming the leader ----
@@ -92,7 +91,12 @@ impl Candidate {
             let lease = self.nodes.ask(|node| node.grant(self.ttl_secs)).await?;
             let deadline = sent_at + lease.safe_time();
             self.shared.state().lease = lease.id;
-            self.note_lease(lease.id);
+            if let Some(file) = &self.lease_file
+                && let Err(error) = LeaseNote::of_this_process(lease.id).write(file)
+            {
+                let file = file.display();
+                warn!("cannot write {file}: {error}; a killed server is followed later");
+            }
             if let Some(revision) = self.claim(lease, deadline, &found).await? {
                 let mut state = self.shared.state();
                 (state.deadline, state.leader, state.revision) = (deadline, revision, revision);
@@ -154,7 +158,7 @@ impl Candidate {
                 return Ok(Found { revision, leader, format, has_chunks });
             }
         };
-        Err(Failure::new(Kind::Lasting, wrong))
+        Err(Failure::lasting(wrong))
     }
 
     /// Waits until the key of the leader is removed, or for as long as a lease.
@@ -171,7 +175,7 @@ impl Candidate {
 
     /// Waits until the key of the leader is removed after this revision, as far as one node knows.
     async fn wait_for_end(&mut self, revision: i64, most: Duration) {
-        let (key, pause) = (self.keys.leader(), self.nodes.timeout());
+        let (key, pause) = (self.keys.leader(), self.nodes.timeout);
         let end = async {
             let watched =
                 self.nodes.ask_within(2 * most, |node| node.watch(key, revision + 1)).await;
@@ -180,14 +184,6 @@ impl Candidate {
             }
         };
         let _ = timeout(most, end).await;
-    }
-
-    /// Writes the lease and this process into the file for `--leave`.
-    fn note_lease(&self, lease: i64) {
-        let Some(file) = &self.lease_file else { return };
-        if let Err(error) = LeaseNote::of_this_process(lease).write(file) {
-            warn!("cannot write {}: {error}; a killed server is followed later", file.display());
-        }
     }
 
     /// Creates the key of the leader with this lease, and the first keys of the binlog. Returns the
@@ -233,7 +229,7 @@ impl Candidate {
     /// Renews the lease every fifth of its time, and when the key of the leader is removed, by short
     /// tries over different nodes. Returns why it is lost.
     async fn keep(&mut self, lease: Lease) -> String {
-        let pause = self.nodes.timeout();
+        let pause = self.nodes.timeout;
         loop {
             let sent_at = self.shared.now();
             match self.renew(lease.id).await {
@@ -261,10 +257,10 @@ impl Candidate {
         self.nodes.ask(|node| node.keep_alive(lease)).await?;
         let (pair, newest) = self.nodes.get(self.keys.leader()).await?;
         if pair.is_none_or(|pair| pair.create_revision != leader) {
-            return Err(Failure::new(Kind::Lost, LEASE_ENDED));
+            return Err(Failure::lost(LEASE_ENDED));
         }
         if newest < revision {
-            return Err(Failure::new(Kind::Lost, "etcd was restored to an older state"));
+            return Err(Failure::lost("etcd was restored to an older state"));
         }
         Ok(newest)
     }

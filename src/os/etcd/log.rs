@@ -16,21 +16,20 @@
 //!   ascending order, so that a delayed twin finds none before its own. Their numbers are never used
 //!   again, because a newer chunk exists.
 
-use super::api::{Compare, Failure, Kind, Op, Pair, Range, Txn};
+use super::api::{Compare, Op, Pair, Range, Txn};
 use super::disk::{Bytes, Change};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, Keys, WHOLE, format_value};
 use super::lease::{Candidate, LEASE_ENDED};
-use super::membership::Standing;
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::Shared;
 use crate::engine::binlog::disk::FileNumber;
+use crate::os::membership::{Failure, Kind, Standing};
 use log::warn;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::time::sleep;
 
 /// The files of a log, and the requests that read and change them.
-#[derive(Debug)]
 pub struct Log {
     nodes: Nodes,
     keys: Keys,
@@ -161,7 +160,7 @@ impl Log {
                      all jobs",
                     self.keys.all()
                 );
-                return Err(Failure::new(Kind::Lasting, text));
+                return Err(Failure::lasting(text));
             }
         }
         Ok(None)
@@ -236,10 +235,9 @@ impl Log {
         loop {
             let nodes = self.nodes.count();
             let answer = ask_again(nodes, async || self.nodes.page(range.clone()).await).await;
-            match (answer, self.shared.standing()) {
-                (Err(failure), Ok(Standing::Leader)) if failure.kind == Kind::Passing => {}
-                (answer, Ok(_)) => return answer,
-                (_, Err(error)) => return Err(Failure::new(Kind::Lost, error.to_string())),
+            match (answer, self.shared.standing()?) {
+                (Err(failure), Standing::Leader) if failure.kind == Kind::Passing => {}
+                (answer, _) => return answer,
             }
         }
     }
@@ -249,12 +247,8 @@ impl Log {
     /// Makes all changes, in their order. Fails if the server does not lead any more, or cannot.
     pub async fn store(&mut self, changes: Vec<Change>) -> Result<(), Failure> {
         for mut change in changes {
-            loop {
-                match self.change(&mut change).await {
-                    Ok(false) => {}
-                    Ok(true) => break,
-                    Err(failure) => self.prepare_retry(failure).await?,
-                }
+            while let Err(failure) = self.change(&mut change).await {
+                self.prepare_retry(failure).await?;
             }
         }
         Ok(())
@@ -263,14 +257,12 @@ impl Log {
     /// Does what helps after a failure, and waits. Fails if nothing helps.
     async fn prepare_retry(&mut self, failure: Failure) -> Result<(), Failure> {
         // A server that has lost its lease makes no more changes.
-        if let Err(error) = self.shared.standing() {
-            return Err(Failure::new(Kind::Lost, error.to_string()));
-        }
+        self.shared.standing()?;
         match failure.kind {
             Kind::Lost | Kind::Lasting => return Err(failure),
             Kind::TooLarge if self.chunk_max / 2 < SHORTEST_CHUNK => {
                 let text = "raise --max-request-bytes of etcd to at least 16384";
-                return Err(Failure::new(Kind::Lasting, format!("{}; {text}", failure.text)));
+                return Err(Failure::lasting(format!("{}; {text}", failure.text)));
             }
             Kind::TooLarge => {
                 self.chunk_max /= 2;
@@ -287,15 +279,15 @@ impl Log {
         Ok(())
     }
 
-    /// Tries once to make a change, or the next transaction of it. Returns whether it is made
-    /// completely.
-    async fn change(&mut self, change: &mut Change) -> Result<bool, Failure> {
+    /// Makes a change. After a failure the bytes that are not stored are left of it.
+    async fn change(&mut self, change: &mut Change) -> Result<(), Failure> {
         match change {
             Change::Append { file, offset, bytes } => {
-                let len = self.append(*file, *offset, bytes).await?;
-                bytes.drain(..len);
-                *offset += len as u64;
-                return Ok(bytes.is_empty());
+                while !bytes.is_empty() {
+                    let len = self.append(*file, *offset, bytes).await?;
+                    bytes.drain(..len);
+                    *offset += len as u64;
+                }
             }
             Change::Remove { file } => self.remove(*file).await?,
             Change::Truncate { file, size } => {
@@ -315,7 +307,7 @@ impl Log {
                 self.transact(Vec::new(), vec![put]).await?;
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Adds a chunk with the first ones of these bytes. Returns how many are stored.
@@ -349,7 +341,7 @@ impl Log {
             let Some(own) = found.filter(is_own) else {
                 let text =
                     format!("chunk {chunk:x} is there already, or the one before it is gone");
-                return Err(Failure::new(Kind::Lost, text));
+                return Err(Failure::lost(text));
             };
             len = own.bytes.len();
         }
@@ -419,7 +411,7 @@ impl Log {
         if self.is_made(when, then).await? {
             return Ok(());
         }
-        Err(Failure::new(Kind::Lost, "another program has changed the keys"))
+        Err(Failure::lost("another program has changed the keys"))
     }
 
     /// Makes a transaction if this server leads and the conditions hold. Returns whether they do.
@@ -446,14 +438,14 @@ impl Log {
             Some(pair) if pair.create_revision == leader => Ok(false),
             Some(pair) => {
                 let text = format!("{} leads", String::from_utf8_lossy(&pair.value));
-                Err(Failure::new(Kind::Lost, text))
+                Err(Failure::lost(text))
             }
-            None => Err(Failure::new(Kind::Lost, LEASE_ENDED)),
+            None => Err(Failure::lost(LEASE_ENDED)),
         }
     }
 }
 
 fn unknown_key(pair: &Pair) -> Failure {
     let key = String::from_utf8_lossy(&pair.key);
-    Failure::new(Kind::Lasting, format!("{key} is no key of a binlog"))
+    Failure::lasting(format!("{key} is no key of a binlog"))
 }

@@ -3,8 +3,8 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{Answer, Etcd, Failure, Kind, Node, Op, PASSWORD, Pair, Range, Txn, USER};
-use super::membership::EtcdOptions;
+use super::api::{Answer, Etcd, Node, Op, PASSWORD, Pair, Range, Txn, USER};
+use crate::os::membership::{EtcdOptions, Failure, Kind};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use std::env;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct Nodes {
     etcd: Arc<dyn Etcd>,
     addresses: Vec<String>,
     /// The time for one request.
-    timeout: Duration,
+    pub timeout: Duration,
     /// The time for a connection.
     connect_timeout: Duration,
     /// Why etcd may have closed a connection, which it does not report.
@@ -98,11 +98,6 @@ impl Nodes {
     /// Returns how many nodes there are.
     pub fn count(&self) -> usize {
         self.addresses.len()
-    }
-
-    /// Returns the time that one request may take.
-    pub fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// Asks the next node from now on.
@@ -189,7 +184,7 @@ pub async fn ask_again<T>(
 }
 
 async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {
-    let late = |_| Failure::new(Kind::Passing, format!("no answer in {most:?}"));
+    let late = |_| Failure { kind: Kind::Passing, text: format!("no answer in {most:?}") };
     timeout(most, answer).await.map_err(late)?
 }
 
@@ -201,11 +196,4 @@ fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
         .lines()
         .any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
     if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
-}
-
-impl fmt::Debug for Nodes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The options have the password.
-        f.debug_struct("Nodes").field("addresses", &self.addresses).finish_non_exhaustive()
-    }
 }

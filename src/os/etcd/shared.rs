@@ -1,8 +1,8 @@
 //! The state that the thread of etcd and the event loop share. No one waits for the other.
 
-use super::membership::{MembershipError, Standing};
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
+use crate::os::membership::{Failure, Standing};
 use mio::Waker;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +21,7 @@ pub struct Shared {
 pub struct State {
     standing: Standing,
     /// Why this server is no member any more.
-    failure: Option<MembershipError>,
+    failure: Option<Failure>,
     /// The lease that this server has, or 0.
     pub lease: i64,
     /// No reply may leave after this moment of the clock.
@@ -57,7 +57,7 @@ impl Shared {
     }
 
     /// Returns the part of this server in the cluster.
-    pub fn standing(&self) -> Result<Standing, MembershipError> {
+    pub fn standing(&self) -> Result<Standing, Failure> {
         let state = self.state();
         state.failure.clone().map_or_else(|| Ok(state.standing.clone()), Err)
     }
@@ -70,7 +70,7 @@ impl Shared {
     }
 
     /// Ends the part of this server, and wakes the event loop. The first failure stays.
-    pub fn fail(&self, failure: MembershipError) {
+    pub fn fail(&self, failure: Failure) {
         let mut state = self.state();
         state.failure.get_or_insert(failure);
         state.wake();
@@ -83,10 +83,9 @@ impl Shared {
     }
 
     /// Fails if no reply may leave, and then none may ever.
-    pub fn check(&self) -> Result<(), MembershipError> {
-        if self.standing().is_ok() && self.lease_left() == Nanos::ZERO {
-            let reason = "the lease was not renewed in time".to_owned();
-            self.fail(MembershipError::Lost(reason));
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.lease_left() == Nanos::ZERO {
+            self.fail(Failure::lost("the lease was not renewed in time"));
         }
         self.standing().map(drop)
     }

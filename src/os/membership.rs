@@ -1,0 +1,194 @@
+//! The membership of a server in a cluster: what options, startup and the event loop know of a binlog in etcd.
+//!
+//! In a program without the feature `etcd` no server is a member, because options refuse a URL of etcd.
+
+#![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
+
+use super::sys::machine;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+#[cfg(not(feature = "etcd"))]
+use {crate::engine::binlog::disk::Disk, mio::Waker};
+
+#[cfg(feature = "etcd")]
+pub use super::etcd::Membership;
+
+/// How to reach a binlog in etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdOptions {
+    /// The text of the URL, for messages.
+    pub url: String,
+    /// The addresses of the nodes: `HOST:PORT`.
+    pub nodes: Vec<String>,
+    /// All keys begin with it and a slash. It begins with a slash and does not end in one.
+    pub prefix: String,
+    /// The files for TLS; `None` means no TLS.
+    pub tls: Option<TlsFiles>,
+    /// The size of a file in bytes.
+    pub file_size: u32,
+    /// The time in seconds after which another server leads when this one is gone.
+    pub lease_ttl_secs: u32,
+    /// The quota of etcd in bytes.
+    pub quota: u64,
+}
+
+/// The files for TLS, in PEM format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificates of the authorities that sign the certificates of nodes.
+    pub authorities: PathBuf,
+    /// The certificate of the server and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Why a process is a member of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// It leads, as soon as no other server does.
+    Lead,
+    /// The same, to import a binlog: the prefix must have none.
+    Import,
+    /// It only reads the log. Another server may lead.
+    Read,
+}
+
+/// The part of a server in its cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It is not known yet whether another server leads.
+    #[default]
+    Undecided,
+    /// The server with this name leads.
+    Standby(String),
+    /// This server leads.
+    Leader,
+}
+
+/// Why a request to etcd has failed, or why a server is no member, or no member any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What helps.
+    pub kind: Kind,
+    /// The reason.
+    pub text: String,
+}
+
+/// What helps after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Another try. The one before may have succeeded.
+    Passing,
+    /// More space in etcd.
+    NoSpace,
+    /// A shorter request.
+    TooLarge,
+    /// Another start: the lease has ended, or another server leads.
+    Lost,
+    /// The operator.
+    Lasting,
+}
+
+/// The exit code of a server that led and does not any more: EX_TEMPFAIL of sysexits(3).
+pub const EXIT_LOST: u8 = 75;
+
+impl Failure {
+    /// Returns the failure of a server that does not lead any more.
+    pub fn lost(text: impl Into<String>) -> Failure {
+        Failure { kind: Kind::Lost, text: text.into() }
+    }
+
+    /// Returns a failure that another start would not mend.
+    pub fn lasting(text: impl Into<String>) -> Failure {
+        Failure { kind: Kind::Lasting, text: text.into() }
+    }
+
+    /// Returns the exit code: that of a binlog that cannot be used, unless the server is to be started
+    /// again, to stand by.
+    pub fn exit_code(&self) -> u8 {
+        if self.kind == Kind::Lost { EXIT_LOST } else { 10 }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lost = if self.kind == Kind::Lost { "not leading any more: " } else { "" };
+        write!(f, "{lost}{}", self.text)
+    }
+}
+
+/// The lease of a server, in a file, so that `--leave` can end it after the process was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseNote {
+    /// Its id.
+    pub lease: i64,
+    pid: u32,
+    /// When the process was started, by which it differs from a later one with this id.
+    started: u64,
+}
+
+impl LeaseNote {
+    /// Returns the note of this process. Without `/proc` it cannot be found again.
+    pub fn of_this_process(lease: i64) -> LeaseNote {
+        let pid = std::process::id();
+        LeaseNote { lease, pid, started: machine::process_start(pid).unwrap_or(0) }
+    }
+
+    /// Writes it into a file.
+    pub fn write(self, file: &Path) -> io::Result<()> {
+        let LeaseNote { lease, pid, started } = self;
+        fs::write(file, format!("{lease:x} {pid} {started}\n"))
+    }
+
+    /// Returns the note in a file, or `None` if there is none.
+    pub fn read(file: &Path) -> Option<LeaseNote> {
+        let text = fs::read_to_string(file).ok()?;
+        let mut words = text.strip_suffix('\n')?.split(' ');
+        let lease = i64::from_str_radix(words.next()?, 16).ok()?;
+        let (pid, started) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(LeaseNote { lease, pid, started })
+    }
+
+    /// Returns whether the process has ended. If that is not known, it has not.
+    pub fn is_over(self) -> bool {
+        let is_known = machine::process_start(std::process::id()).is_some() && self.started > 0;
+        is_known && machine::process_start(self.pid) != Some(self.started)
+    }
+}
+
+/// A server that leads, or waits until it can.
+#[cfg(not(feature = "etcd"))]
+#[derive(Debug)]
+pub enum Membership {}
+
+#[cfg(not(feature = "etcd"))]
+impl Membership {
+    pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, Failure> {
+        Err(Failure::lasting("this program was built without etcd"))
+    }
+
+    pub fn leave(etcd: &EtcdOptions, _: i64) -> Result<(), Failure> {
+        Membership::join(etcd, Duty::Lead).map(drop)
+    }
+
+    pub fn set_waker(&self, _: Waker) {
+        match *self {}
+    }
+
+    pub fn standing(&self) -> Result<Standing, Failure> {
+        match *self {}
+    }
+
+    pub fn check(&self) -> Result<(), Failure> {
+        match *self {}
+    }
+
+    pub fn disk(&self) -> Box<dyn Disk> {
+        match *self {}
+    }
+
+    pub fn end_import(&self) -> io::Result<()> {
+        match *self {}
+    }
+}
