@@ -13,8 +13,7 @@ from checker import Checker
 from cluster import NOT_LEADING, Cluster, ServiceManager, start_haproxy
 from faults import ANY, Faults
 from history import History, Violation
-from observers import Observer
-from workload import STATES, Session, Workload
+from workload import STATES, Observer, Session, Workload
 
 # Deleted jobs that are asked for, besides all others; the last time it is all of them.
 DELETED_SAMPLE = 3000

@@ -22,7 +22,7 @@ from workspace import PATIENCE_S, wait_until
 from beanstalk import Closed, Connection, encode
 from chaos import run_chaos, run_each_once
 from cluster import NOT_LEADING, REFUSED, USAGE, Cluster, answers, run, start_haproxy
-from etcd import Etcd, EtcdError
+from etcd import Etcd, EtcdError, encode as base64_of
 from faults import FAULTS
 from history import Violation
 
@@ -299,14 +299,15 @@ def usage(cluster):
 @case(lease_ttl_s=5, etcd_flags=["--auth-token-ttl", "4", "--bcrypt-cost", "4"])
 def passwords(cluster):
     etcd = cluster.etcd
-    etcd.control("user", "add", "root:secret")
-    etcd.control("user", "grant-role", "root", "root")
     # A user that may use this prefix only.
-    etcd.control("role", "add", "queue")
-    etcd.control("role", "grant-permission", "queue", "--prefix=true", "readwrite", "/jobs/")
-    etcd.control("user", "add", "queue:pass:word")
-    etcd.control("user", "grant-role", "queue", "queue")
-    etcd.control("auth", "enable")
+    own = {"permType": "READWRITE", "key": base64_of("/jobs/"), "range_end": base64_of("/jobs0")}
+    for path, body in (
+        ("user/add", {"name": "root", "password": "secret"}), ("user/grant", {"user": "root", "role": "root"}),
+        ("role/add", {"name": "queue"}), ("role/grant", {"name": "queue", "perm": own}),
+        ("user/add", {"name": "queue", "password": "pass:word"}), ("user/grant", {"user": "queue", "role": "queue"}),
+        ("enable", {}),
+    ):
+        etcd.request(f"auth/{path}", body)
     etcd.root = ("root", "secret")
 
     def server(user, password):
@@ -363,6 +364,13 @@ def fill(etcd):
         assert "space" in str(error), error
 
 
+def make_space(etcd):
+    etcd.delete("/other")
+    etcd.compact()
+    for alarm in etcd.request("maintenance/alarm", {})["alarms"]:
+        etcd.request("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+
+
 @case(etcd_flags=["--quota-backend-bytes", str(24 << 20)])
 def no_command_waits_without_an_end_while_many_changes_wait(cluster):
     server = cluster.start(flags=["-z", "6000000"])
@@ -376,9 +384,7 @@ def no_command_waits_without_an_end_while_many_changes_wait(cluster):
         for client in first, second:
             with contextlib.suppress(Closed):
                 raise AssertionError(f"a reply: {client.reply()}")
-    cluster.etcd.control("del", "/other")
-    cluster.etcd.compact()
-    cluster.etcd.control("alarm", "disarm")
+    make_space(cluster.etcd)
     put_until_it_works(server)
     expect_jobs(server, jobs)
 
@@ -410,9 +416,7 @@ def quota_of_etcd_reached(cluster):
     for command in f"delete {uncertain}", "peek 1", "reserve-with-timeout 0":
         with server.connect(10) as client, contextlib.suppress(Closed):
             raise AssertionError(f"a reply without an acknowledgement: {client.ask(command)}")
-    etcd.control("del", "/other")
-    etcd.compact()
-    etcd.control("alarm", "disarm")
+    make_space(etcd)
     put_until_it_works(server)
     expect_jobs(server, jobs)
 
@@ -626,7 +630,7 @@ def a_chunk_is_missing(cluster):
     keys = sorted(cluster.items("/log/"))
     assert len(keys) >= 9, keys
     missing = keys[len(keys) // 2].decode()
-    cluster.etcd.control("del", missing)
+    cluster.etcd.delete(missing)
     before = cluster.items("/log/")
     for text in cluster.run("--check", expect=REFUSED), server.start().expect_exit(REFUSED):
         assert f"{missing} is missing" in text, text

@@ -129,10 +129,9 @@ class Etcd:
         reply = self.request("kv/range", {"key": encode(prefix), "range_end": encode(after(prefix))})
         return {decode(item["key"]): decode(item.get("value", "")) for item in reply.get("kvs", [])}
 
-    def lease_of(self, key):
-        """Returns the number of the lease of a key, in hex."""
+    def revoke_lease_of(self, key):
         lease = self.request("kv/range", {"key": encode(key)})["kvs"][0]["lease"]
-        return f"{int(lease):x}"
+        self.request("lease/revoke", {"ID": lease})
 
     def wait_for_change(self, prefix, filters, patience_s):
         """Waits until a key with this prefix is put or deleted, or until the patience ends."""
@@ -147,19 +146,15 @@ class Etcd:
     def put(self, key, value):
         self.request("kv/put", {"key": encode(key), "value": encode(value)})
 
+    def delete(self, key):
+        self.request("kv/deleterange", {"key": encode(key)})
+
     def compact(self):
         """Drops old revisions, and gives their space back."""
         revision = self.leader().request("maintenance/status", {})["header"]["revision"]
         self.request("kv/compaction", {"revision": revision, "physical": True})
         for node in self.nodes:
             node.request("maintenance/defragment", {})
-
-    def control(self, *arguments):
-        endpoints = ",".join("%s:%d" % endpoint for endpoint in self.endpoints())
-        user = ["--user", ":".join(self.root)] if self.root else []
-        done = subprocess.run(["etcdctl", "--endpoints", endpoints, *user, *arguments], capture_output=True,
-                              text=True, timeout=PATIENCE_S, env={**os.environ, "ETCDCTL_API": "3"})
-        assert done.returncode == 0, f"etcdctl {' '.join(arguments)}: {done.stdout}{done.stderr}"
 
 
 class Certificates:

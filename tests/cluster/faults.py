@@ -301,9 +301,8 @@ FAULTS = [
     Fault("mute-leader-of-etcd", 2, ANY, lambda f: f.stall([f.etcd.leader().name]), Faults.heal, (0.3, 2.5),
           is_of_etcd=True),
     Fault("compact-etcd", 1, None, lambda f: f.etcd.compact(), lease_ttl_s=5, is_of_etcd=True),
-    Fault("delete-leader-key", 0, NOT_LEADING, lambda f: f.etcd.control("del", f.leader_key()),
+    Fault("delete-leader-key", 0, NOT_LEADING, lambda f: f.etcd.delete(f.leader_key()),
           logged="not leading any more", lease_ttl_s=60, is_of_etcd=True),
-    Fault("revoke-lease", 0, NOT_LEADING,
-          lambda f: f.etcd.control("lease", "revoke", f.etcd.lease_of(f.leader_key())), lease_ttl_s=60,
+    Fault("revoke-lease", 0, NOT_LEADING, lambda f: f.etcd.revoke_lease_of(f.leader_key()), lease_ttl_s=60,
           is_of_etcd=True),
 ]

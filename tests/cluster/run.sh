@@ -3,13 +3,13 @@
 #
 #   tests/cluster/run.sh SERVER [CASE...]
 #
-# Where etcd, etcdctl, HAProxy, openssl or Python is not installed, this is skipped, visibly; in
+# Where etcd, HAProxy, openssl or Python is not installed, this is skipped, visibly; in
 # .ci/run, which sets CI, it fails.
 set -eu
 PATH=$PATH:/usr/sbin
 here=$(dirname "$0")
 
-for program in etcd etcdctl haproxy openssl python3; do
+for program in etcd haproxy openssl python3; do
 	if ! command -v "$program" >/dev/null; then
 		echo "SKIPPED: $program is not installed, no cluster is tried"
 		if [ -n "${CI-}" ]; then exit 1; fi

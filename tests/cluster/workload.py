@@ -1,7 +1,8 @@
-"""Clients that send random commands and record each one in the history."""
+"""Clients that send random commands and record each one in the history, and observers."""
 import collections
 import contextlib
 import random
+import select
 import socket
 import struct
 import threading
@@ -322,3 +323,46 @@ class Client(Worker):
             return []
         kind = self.random.choice(["peek", "stats-job", "kick-job", "delete", "reserve-job"])
         return [self.session.stats_job(job) if kind == "stats-job" else self.session.on_job(kind, job)]
+
+
+class Observer(Worker):
+    """One direct connection to a server, which sends a command every few milliseconds.
+
+    It does not wait for replies. A server that is stopped for a while finds commands that were sent in the
+    meantime, and betrays itself when it answers them after another server has answered.
+    """
+
+    INTERVAL_S = 0.025
+    # A connection with more commands than this without a reply gets no further ones.
+    MOST_PENDING = 2000
+    REPLY = b"USING default\r\n"
+
+    def __init__(self, history, address, failures):
+        super().__init__(failures)
+        self.history = history
+        self.address = address
+
+    def work(self):
+        self.is_over.wait(self.INTERVAL_S)
+        # A standby refuses connections, and a server that ends closes them.
+        with contextlib.suppress(Closed, OSError), contextlib.closing(Session(self.history, self.address)) as session:
+            self.observe(session.caller, session.connection)
+
+    def observe(self, caller, connection):
+        # When the commands without a reply were sent.
+        pending = collections.deque()
+        received = b""
+        while not self.is_over.is_set():
+            if len(pending) < self.MOST_PENDING:
+                pending.append(time.monotonic())
+                connection.send("list-tube-used")
+            end = time.monotonic() + self.INTERVAL_S
+            while select.select([connection.socket], [], [], max(0, end - time.monotonic()))[0]:
+                data = connection.socket.recv(1 << 16)
+                if not data:
+                    return
+                received += data
+                while received.startswith(self.REPLY):
+                    received = received[len(self.REPLY):]
+                    self.history.answered(caller, pending.popleft(), time.monotonic())
+                assert self.REPLY.startswith(received), f"list-tube-used: {received}"
