@@ -117,14 +117,10 @@ impl MediaType {
     /// Returns the type that a client with these `Accept` fields prefers. If it accepts none of
     /// them, it gets HTML: section 12.5.1 allows a response that ignores the field.
     fn preferred<'h>(fields: impl Iterator<Item = &'h [u8]> + Clone) -> MediaType {
-        let mut preferred = (0, MediaType::default());
-        for media_type in [MediaType::Html, MediaType::Text, MediaType::Json] {
-            let quality = media_type.quality(fields.clone());
-            if quality > preferred.0 {
-                preferred = (quality, media_type);
-            }
-        }
-        preferred.1
+        // Of equal ones the last counts.
+        let types = [MediaType::Json, MediaType::Text, MediaType::Html];
+        let preferred = types.into_iter().max_by_key(|own| own.quality(fields.clone()));
+        preferred.unwrap_or_default()
     }
 
     /// Returns the quality of this type in thousandths: that of the most specific range that matches it.

@@ -7,7 +7,7 @@
 
 use super::html;
 use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
-use super::measurements::Measurements;
+use super::measurements::{Measurements, Rates};
 use super::metrics::{LONGEST_SAMPLE, MetricsPage, STANDBY_METRICS};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
@@ -78,6 +78,11 @@ impl<'a> View<'a> {
     fn of(conns: &'a dyn Observed, measurements: &'a Measurements, now: Nanos) -> View<'a> {
         let store = conns.store();
         View { server: store.stats(), queue: &store.queue, conns, measurements, now }
+    }
+
+    /// Returns the rates of the server in the last interval, if two samples were taken.
+    pub fn latest(&self) -> Option<Rates> {
+        self.measurements.points(self.now).last().map(|point| point.rates)
     }
 }
 

@@ -7,14 +7,12 @@
 use super::html::{self, Escaped, percent_encoded};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
-use super::measurements::{Point, SAMPLES};
+use super::measurements::SAMPLES;
 use super::ranking::{BY_NAME, Ranking, TubeQuery};
 use super::table::{self, Column, JsonNumber, Readable, Value, push};
 use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::limits::Limits;
 use crate::engine::protocol::stats::{self, ProcessInfo};
-use crate::engine::queue::Totals;
-use crate::engine::queue::body_cache::BodyCache;
 use crate::engine::text::JsonText;
 use std::collections::TryReserveError;
 
@@ -45,45 +43,45 @@ enum Stage {
     Rows(usize),
 }
 
-/// The values above the table.
-struct Overview {
-    totals: Totals,
-    latest: Option<Point>,
-    tubes: usize,
-    connections: usize,
-    job_bytes: u64,
+/// The number of values on the first line of text, and on the second one.
+const LINES: [usize; 2] = [7, 6];
+
+/// Returns the values above the table. The last ones are those of a body cache, if there is one.
+fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
+    let values: [Column<View<'a>>; 20] = [
+        ("ready", "ready", |view| Value::Count(view.queue.totals.ready)),
+        ("urgent", "urgent", |view| Value::Count(view.queue.totals.urgent)),
+        ("reserved", "reserved", |view| Value::Count(view.queue.totals.reserved)),
+        ("delayed", "delayed", |view| Value::Count(view.queue.totals.delayed)),
+        ("buried", "buried", |view| Value::Count(view.queue.totals.buried)),
+        ("puts_per_second", "puts/s", |view| Value::Rate(view.latest().map(|rates| rates.puts))),
+        ("deletes_per_second", "deletes/s", |view| {
+            Value::Rate(view.latest().map(|rates| rates.deletes))
+        }),
+        ("timeouts", "timeouts", |view| Value::Count(view.queue.totals.timeouts)),
+        ("tubes", "tubes", |view| Value::Count(view.queue.tubes.len() as u64)),
+        ("connections", "connections", |view| Value::Count(view.server.connections as u64)),
+        ("workers", "workers", |view| Value::Count(view.queue.totals.workers)),
+        ("waiting", "waiting", |view| Value::Count(view.queue.totals.waiting)),
+        ("job_memory_bytes", "memory", |view| Value::Bytes(view.queue.job_bytes())),
+        ("cold_jobs", "cold", |view| Value::Count(view.queue.body_cache.cold().jobs)),
+        ("cold_body_bytes", "cold bodies", |view| Value::Bytes(view.queue.body_cache.cold().bytes)),
+        ("body_cache_bytes", "body cache", |view| Value::Bytes(view.queue.body_cache.warm_bytes())),
+        ("body_cache_limit_bytes", "cache limit", |view| {
+            Value::Bytes(view.queue.body_cache.limit.unwrap_or(u64::MAX))
+        }),
+        ("body_reads", "body reads", |view| Value::Count(view.queue.body_cache.stats().reads)),
+        ("body_waits", "disk waits", |view| {
+            Value::Count(view.queue.body_cache.stats().wait_times.total())
+        }),
+        ("body_read_failures", "unreadable", |view| {
+            Value::Count(view.queue.body_cache.stats().failures)
+        }),
+    ];
+    let has_cache = view.queue.body_cache.limit.is_some();
+    let shown = if has_cache { values.len() } else { LINES.iter().sum() };
+    values.into_iter().take(shown).collect()
 }
-
-const OVERVIEW: [Column<Overview>; 13] = [
-    ("ready", "ready", |all| Value::Count(all.totals.ready)),
-    ("urgent", "urgent", |all| Value::Count(all.totals.urgent)),
-    ("reserved", "reserved", |all| Value::Count(all.totals.reserved)),
-    ("delayed", "delayed", |all| Value::Count(all.totals.delayed)),
-    ("buried", "buried", |all| Value::Count(all.totals.buried)),
-    ("puts_per_second", "puts/s", |all| Value::Rate(all.latest.map(|point| point.rates.puts))),
-    ("deletes_per_second", "deletes/s", |all| {
-        Value::Rate(all.latest.map(|point| point.rates.deletes))
-    }),
-    ("timeouts", "timeouts", |all| Value::Count(all.totals.timeouts)),
-    ("tubes", "tubes", |all| Value::Count(all.tubes as u64)),
-    ("connections", "connections", |all| Value::Count(all.connections as u64)),
-    ("workers", "workers", |all| Value::Count(all.totals.workers)),
-    ("waiting", "waiting", |all| Value::Count(all.totals.waiting)),
-    ("job_memory_bytes", "memory", |all| Value::Bytes(all.job_bytes)),
-];
-
-/// The values of a server with a body cache, after those of [`OVERVIEW`].
-const CACHE_OVERVIEW: [Column<BodyCache>; 7] = [
-    ("cold_jobs", "cold", |cache| Value::Count(cache.cold().jobs)),
-    ("cold_body_bytes", "cold bodies", |cache| Value::Bytes(cache.cold().bytes)),
-    ("body_cache_bytes", "body cache", |cache| Value::Bytes(cache.warm_bytes())),
-    ("body_cache_limit_bytes", "cache limit", |cache| {
-        Value::Bytes(cache.limit.unwrap_or(u64::MAX))
-    }),
-    ("body_reads", "body reads", |cache| Value::Count(cache.stats().reads)),
-    ("body_waits", "disk waits", |cache| Value::Count(cache.stats().wait_times.total())),
-    ("body_read_failures", "unreadable", |cache| Value::Count(cache.stats().failures)),
-];
 
 /// The maximum length of the HTML page in bytes, so that a phone loads it quickly.
 const HTML_MAX: usize = 30_000;
@@ -150,15 +148,7 @@ impl Page for StatusPage {
 
 impl StatusPage {
     fn write_head(&self, view: &View<'_>, text: &mut String) {
-        let overview = Overview {
-            totals: view.queue.totals,
-            latest: view.measurements.points(view.now).last(),
-            tubes: view.queue.tubes.len(),
-            connections: view.server.connections,
-            job_bytes: view.queue.job_bytes(),
-        };
-        // Without a cache it has no values.
-        let cache = Some(&view.queue.body_cache).filter(|cache| cache.limit.is_some());
+        let overview = overview(view);
         let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
         let is_draining = view.server.is_draining;
         match self.media_type {
@@ -167,20 +157,16 @@ impl StatusPage {
                 text.push_str("<h1>beanstalkd</h1>\n");
                 html::write_identity(view, text);
                 text.push_str("<dl id=totals>\n");
-                table::write_html_list(&OVERVIEW, &overview, text);
-                if let Some(cache) = cache {
-                    table::write_html_list(&CACHE_OVERVIEW, cache, text);
-                }
+                table::write_html_list(&overview, view, text);
                 text.push_str("</dl>\n");
             }
             MediaType::Text => {
                 text.push_str(&html::identity(view, hostname));
                 text.push_str(if is_draining { ", draining\n" } else { "\n" });
-                let (jobs, others) = OVERVIEW.split_at(OVERVIEW.len() / 2 + 1);
-                table::write_text_list(jobs, &overview, text);
-                table::write_text_list(others, &overview, text);
-                if let Some(cache) = cache {
-                    table::write_text_list(&CACHE_OVERVIEW, cache, text);
+                let (jobs, others) = overview.split_at(LINES[0]);
+                let (others, cache) = others.split_at(LINES[1]);
+                for line in [jobs, others, cache].into_iter().filter(|line| !line.is_empty()) {
+                    table::write_text_list(line, view, text);
                 }
                 text.push('\n');
             }
@@ -196,11 +182,7 @@ impl StatusPage {
                          \"draining\":{is_draining}}},\n\"totals\":{{"
                     ),
                 );
-                table::write_json_members(&OVERVIEW, &overview, text);
-                if let Some(cache) = cache {
-                    text.push(',');
-                    table::write_json_members(&CACHE_OVERVIEW, cache, text);
-                }
+                table::write_json_members(&overview, view, text);
                 text.push_str("},\n\"history\":[");
             }
         }

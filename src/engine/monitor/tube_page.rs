@@ -26,47 +26,45 @@ pub struct TubePage {
     name: String,
     stage: Stage,
     values: TubeStats,
-    jobs: Vec<JobRow>,
 }
 
 #[derive(Debug)]
 enum Stage {
     /// Scans ready jobs and waiters for their counts.
     Scan(Option<Cursor>),
-    /// Finds reserved jobs, and then collects the first jobs of all states.
+    /// Finds reserved jobs, and then writes the whole page.
     Jobs(ReservedScan),
-    /// Writes the whole page.
-    Write,
 }
 
-/// The values of a job that the page shows.
-#[derive(Debug)]
-struct JobRow {
-    state: &'static str,
-    id: u64,
-    pri: u32,
-    age: Nanos,
-    delay: Nanos,
-    ttr: Nanos,
-    time_left: Nanos,
-    body_len: u32,
-    counts: Counts,
+/// A job that the page shows.
+struct ShownJob<'q> {
+    job: &'q Job,
+    queue: &'q Queue,
+    now: Nanos,
 }
 
-const JOB_COLUMNS: [Column<JobRow>; 12] = [
-    ("id", "id", |job| Value::Id(job.id)),
-    ("pri", "pri", |job| Value::Id(job.pri.into())),
-    ("age_seconds", "age", |job| Value::Span(job.age)),
-    ("delay_seconds", "delay", |job| Value::Span(job.delay)),
-    ("ttr_seconds", "ttr", |job| Value::Span(job.ttr)),
-    ("time_left_seconds", "time left", |job| Value::Span(job.time_left)),
-    ("bytes", "bytes", |job| Value::Count(job.body_len.into())),
-    ("reserves", "reserves", |job| Value::Count(job.counts.reserves.into())),
-    ("timeouts", "timeouts", |job| Value::Count(job.counts.timeouts.into())),
-    ("releases", "releases", |job| Value::Count(job.counts.releases.into())),
-    ("buries", "buries", |job| Value::Count(job.counts.buries.into())),
-    ("kicks", "kicks", |job| Value::Count(job.counts.kicks.into())),
-];
+impl ShownJob<'_> {
+    fn counts(&self) -> Counts {
+        self.queue.jobs.counts(self.job)
+    }
+}
+
+fn job_columns<'q>() -> [Column<ShownJob<'q>>; 12] {
+    [
+        ("id", "id", |it| Value::Id(it.job.id)),
+        ("pri", "pri", |it| Value::Id(it.job.pri.into())),
+        ("age_seconds", "age", |it| Value::Span(it.now.since(it.job.created_at))),
+        ("delay_seconds", "delay", |it| Value::Span(Nanos::from_secs(it.job.delay_secs))),
+        ("ttr_seconds", "ttr", |it| Value::Span(Nanos::from_secs(it.job.ttr_secs))),
+        ("time_left_seconds", "time left", |it| Value::Span(it.queue.time_left(it.job, it.now))),
+        ("bytes", "bytes", |it| Value::Count(it.job.body.content_len().into())),
+        ("reserves", "reserves", |it| Value::Count(it.counts().reserves.into())),
+        ("timeouts", "timeouts", |it| Value::Count(it.counts().timeouts.into())),
+        ("releases", "releases", |it| Value::Count(it.counts().releases.into())),
+        ("buries", "buries", |it| Value::Count(it.counts().buries.into())),
+        ("kicks", "kicks", |it| Value::Count(it.counts().kicks.into())),
+    ]
+}
 
 /// The number of jobs of each state that are shown, so that the page is made in one slice.
 const JOBS_PER_STATE: usize = 10;
@@ -83,83 +81,78 @@ impl TubePage {
             name: name.to_owned(),
             stage: Stage::Scan(None),
             values: TubeStats::default(),
-            jobs: Vec::new(),
         }
     }
 }
 
 impl Page for TubePage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
-        let tube = view.queue.tubes.find(&self.name);
-        self.stage = match (std::mem::replace(&mut self.stage, Stage::Write), tube) {
-            (Stage::Scan(cursor), Some(key)) => {
-                let current = cursor.filter(|cursor| cursor.tube == key);
-                let mut current = current.unwrap_or_else(|| Cursor::at(key, view));
+        let Some(tube) = view.queue.tubes.find(&self.name) else {
+            self.write(&[], view, text);
+            return Ok(true);
+        };
+        match &mut self.stage {
+            Stage::Scan(cursor) => {
+                let current = cursor.take().filter(|cursor| cursor.tube == tube);
+                let mut current = current.unwrap_or_else(|| Cursor::at(tube, view));
                 if current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
                     self.values = current.stats;
-                    self.values.rates = view.measurements.tube_rates(key, &view.queue.tubes[key]);
-                    Stage::Jobs(ReservedScan::default())
+                    self.values.rates = view.measurements.tube_rates(tube, &view.queue.tubes[tube]);
+                    self.stage = Stage::Jobs(ReservedScan::default());
                 } else {
-                    Stage::Scan(Some(current))
+                    *cursor = Some(current);
                 }
+                Ok(false)
             }
-            (Stage::Jobs(mut scan), Some(key)) => {
-                if scan.advance(view.queue, key, JOBS_PER_STATE)? {
-                    self.collect_jobs(&scan, key, view)?;
-                    Stage::Write
-                } else {
-                    Stage::Jobs(scan)
+            Stage::Jobs(scan) => {
+                let is_done = scan.advance(view.queue, tube, JOBS_PER_STATE)?;
+                if is_done {
+                    let jobs = first_jobs(scan, tube, view)?;
+                    self.write(&jobs, view, text);
                 }
+                Ok(is_done)
             }
-            (Stage::Scan(_) | Stage::Jobs(_), None) => Stage::Write,
-            (Stage::Write, _) => {
-                self.write(view, text);
-                return Ok(true);
-            }
-        };
-        Ok(false)
+        }
     }
 }
 
-impl TubePage {
-    fn collect_jobs(
-        &mut self,
-        reserved: &ReservedScan,
-        key: TubeKey,
-        view: &View<'_>,
-    ) -> Result<(), TryReserveError> {
-        let queue = view.queue;
-        let tube = &queue.tubes[key];
-        headroom::leave(Headroom::ThreeQuarters, || {
-            self.jobs.try_reserve_exact(STATES * JOBS_PER_STATE)
-        })?;
-        let ready = tube.ready.first_keys(JOBS_PER_STATE, &queue.jobs).map(JobKey::from_number);
-        let delayed = tube.postponed.iter(&queue.jobs);
-        let delayed = delayed.chain(tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs));
-        let delayed = delayed.take(JOBS_PER_STATE);
-        let buried = tube.buried.iter(&queue.jobs).take(JOBS_PER_STATE);
-        let others = delayed.chain(buried).map(JobKey::from_number);
-        let keys = ready.chain(reserved.jobs(queue, key)).chain(others);
-        self.jobs.extend(keys.map(|key| JobRow::of(&queue.jobs[key], queue, view.now)));
-        Ok(())
-    }
+/// Returns the first jobs of each state.
+fn first_jobs<'q>(
+    reserved: &ReservedScan,
+    key: TubeKey,
+    view: &View<'q>,
+) -> Result<Vec<ShownJob<'q>>, TryReserveError> {
+    let (queue, now) = (view.queue, view.now);
+    let tube = &queue.tubes[key];
+    let mut jobs = Vec::new();
+    headroom::leave(Headroom::ThreeQuarters, || jobs.try_reserve_exact(STATES * JOBS_PER_STATE))?;
+    let ready = tube.ready.first_keys(JOBS_PER_STATE, &queue.jobs).map(JobKey::from_number);
+    let delayed = tube.postponed.iter(&queue.jobs);
+    let delayed = delayed.chain(tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs));
+    let delayed = delayed.take(JOBS_PER_STATE);
+    let buried = tube.buried.iter(&queue.jobs).take(JOBS_PER_STATE);
+    let others = delayed.chain(buried).map(JobKey::from_number);
+    let keys = ready.chain(reserved.jobs(queue, key)).chain(others);
+    jobs.extend(keys.map(|key| ShownJob { job: &queue.jobs[key], queue, now }));
+    Ok(jobs)
+}
 
-    fn write(&self, view: &View<'_>, text: &mut String) {
-        let columns = tube_scan::columns(true, view);
+impl TubePage {
+    fn write(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
         match self.media_type {
-            MediaType::Html => self.write_html(&columns, view, text),
-            MediaType::Text => self.write_text(&columns, text),
-            MediaType::Json => self.write_json(&columns, text),
+            MediaType::Html => self.write_html(jobs, view, text),
+            MediaType::Text => self.write_text(jobs, view, text),
+            MediaType::Json => self.write_json(jobs, view, text),
         }
     }
 
-    fn write_html(&self, columns: &[Column<TubeStats>], view: &View<'_>, text: &mut String) {
+    fn write_html(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
         html::write_head(&self.name, view, text);
         let name = Escaped(&self.name);
         push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
         html::write_identity(view, text);
         text.push_str("<dl id=tube>\n");
-        table::write_html_list(columns, &self.values, text);
+        table::write_html_list(&tube_scan::columns(true, view), &self.values, text);
         push(
             text,
             format_args!(
@@ -167,59 +160,46 @@ impl TubePage {
                  <div class=scroll><table id=jobs><thead><tr><th scope=col>state"
             ),
         );
-        for (_, title, _) in &JOB_COLUMNS {
+        for (_, title, _) in job_columns() {
             push(text, format_args!("<th scope=col>{title}"));
         }
         text.push_str("<tbody>\n");
-        for job in &self.jobs {
-            push(text, format_args!("<tr><th scope=row>{}", job.state));
-            table::write_html_cells(&JOB_COLUMNS, job, text);
+        for job in jobs {
+            push(text, format_args!("<tr><th scope=row>{}", stats::state_name(job.job)));
+            table::write_html_cells(&job_columns(), job, text);
             text.push('\n');
         }
-        let none = if self.jobs.is_empty() { "There are no jobs." } else { "" };
+        let none = if jobs.is_empty() { "There are no jobs." } else { "" };
         push(text, format_args!("</table></div>\n<p id=none>{none}</p>\n"));
         html::write_end(text);
     }
 
-    fn write_text(&self, columns: &[Column<TubeStats>], text: &mut String) {
+    fn write_text(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
         push(text, format_args!("tube {}\n", self.name));
-        let (jobs, others) = columns.split_at(FIRST_LINE);
-        table::write_text_list(jobs, &self.values, text);
+        let columns = tube_scan::columns(true, view);
+        let (first, others) = columns.split_at(FIRST_LINE);
+        table::write_text_list(first, &self.values, text);
         table::write_text_list(others, &self.values, text);
         text.push('\n');
         // The longest state has 8 characters.
-        table::write_text_head(&JOB_COLUMNS, "state   ", text);
-        for job in &self.jobs {
-            table::write_text_row(&JOB_COLUMNS, &format!("{:8}", job.state), job, text);
+        table::write_text_head(&job_columns(), "state   ", text);
+        for job in jobs {
+            let state = format!("{:8}", stats::state_name(job.job));
+            table::write_text_row(&job_columns(), &state, job, text);
         }
     }
 
-    fn write_json(&self, columns: &[Column<TubeStats>], text: &mut String) {
+    fn write_json(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
         push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        table::write_json_members(columns, &self.values, text);
+        table::write_json_members(&tube_scan::columns(true, view), &self.values, text);
         text.push_str(",\n\"jobs\":[");
-        for (index, job) in self.jobs.iter().enumerate() {
+        for (index, job) in jobs.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
-            push(text, format_args!("{separator}\n{{\"state\":\"{}\",", job.state));
-            table::write_json_members(&JOB_COLUMNS, job, text);
+            let state = stats::state_name(job.job);
+            push(text, format_args!("{separator}\n{{\"state\":\"{state}\","));
+            table::write_json_members(&job_columns(), job, text);
             text.push('}');
         }
         text.push_str("]}\n");
-    }
-}
-
-impl JobRow {
-    fn of(job: &Job, queue: &Queue, now: Nanos) -> JobRow {
-        JobRow {
-            state: stats::state_name(job),
-            id: job.id,
-            pri: job.pri,
-            age: now.since(job.created_at),
-            delay: Nanos::from_secs(job.delay_secs),
-            ttr: Nanos::from_secs(job.ttr_secs),
-            time_left: queue.time_left(job, now),
-            body_len: job.body.content_len(),
-            counts: queue.jobs.counts(job),
-        }
     }
 }
