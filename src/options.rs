@@ -12,7 +12,6 @@ use crate::os::listen::{Address, Port};
 use getopts::{Matches, ParsingStyle};
 use log::LevelFilter;
 use std::ffi::OsString;
-use std::fmt;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -89,10 +88,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// The reason why the command line is wrong.
-#[derive(Debug, PartialEq, Eq)]
-pub struct UsageError(String);
-
 /// The levels of the log, by the number of `-V`.
 const LEVELS: [LevelFilter; 4] =
     [LevelFilter::Warn, LevelFilter::Info, LevelFilter::Debug, LevelFilter::Trace];
@@ -107,13 +102,13 @@ pub const MAX_JOB_SIZE: u32 = 1 << 30;
 /// The size of a binlog file is a multiple of this many bytes.
 const FILE_SIZE_UNIT: u32 = 4096;
 
-/// Parses the arguments after the program's name.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UsageError> {
+/// Parses the arguments after the program's name. An error says what is wrong with them.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, String> {
     let arguments = arguments.into_iter().map(OsString::into_string);
     let arguments: Vec<String> = arguments
         .collect::<Result<_, _>>()
-        .map_err(|argument| UsageError(format!("not UTF-8: {}", argument.display())))?;
-    let matches = flags().parse(arguments).map_err(|error| UsageError(describe(&error)))?;
+        .map_err(|argument| format!("not UTF-8: {}", argument.display()))?;
+    let matches = flags().parse(arguments).map_err(|error| describe(&error))?;
     if matches.opt_present("h") {
         return Ok(Request::Help);
     }
@@ -123,37 +118,33 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if let Some(argument) = matches.free.first() {
         return wrong(format!("unknown argument: {argument}"));
     }
-    let file = |flag| PathBuf::from(last(&matches, flag).unwrap_or_default());
     let modes: Vec<&str> = MODES.into_iter().filter(|mode| matches.opt_present(mode)).collect();
-    match modes[..] {
-        [] => options(&matches).map(|options| Request::Serve(Box::new(options))),
-        ["leave"] => Ok(Request::Leave(file("leave"), binlog_place(&matches)?)),
-        [mode @ ("check" | "dump")] => match binlog_place(&matches)? {
-            Some(place) if mode == "check" => Ok(Request::Check(place)),
-            Some(place) => Ok(Request::Dump(place)),
-            None => wrong("no directory: -b is missing"),
-        },
-        [mode] => match binlog_place(&matches)? {
-            Some(BinlogPlace::Etcd(etcd)) if mode == "import" => {
-                Ok(Request::Import(file(mode), etcd))
-            }
-            Some(BinlogPlace::Etcd(etcd)) => Ok(Request::Export(file(mode), etcd)),
-            Some(BinlogPlace::Directory(_)) | None => {
-                wrong("--import and --export need a URL of etcd with -b")
-            }
-        },
-        _ => wrong("--check, --dump, --import, --export and --leave exclude each other"),
+    let [mode] = modes[..] else {
+        return match modes[..] {
+            [] => options(&matches).map(|options| Request::Serve(Box::new(options))),
+            _ => wrong("--check, --dump, --import, --export and --leave exclude each other"),
+        };
+    };
+    let file = PathBuf::from(last(&matches, mode).unwrap_or_default());
+    match (mode, binlog_place(&matches)?) {
+        ("check", Some(place)) => Ok(Request::Check(place)),
+        ("dump", Some(place)) => Ok(Request::Dump(place)),
+        ("check" | "dump", None) => wrong("no directory: -b is missing"),
+        ("import", Some(BinlogPlace::Etcd(etcd))) => Ok(Request::Import(file, etcd)),
+        ("export", Some(BinlogPlace::Etcd(etcd))) => Ok(Request::Export(file, etcd)),
+        ("import" | "export", _) => wrong("--import and --export need a URL of etcd with -b"),
+        (_, place) => Ok(Request::Leave(file, place)),
     }
 }
 
 /// The flags with which no client is served.
 const MODES: [&str; 5] = ["check", "dump", "import", "export", "leave"];
 
-fn wrong<T>(why: impl Into<String>) -> Result<T, UsageError> {
-    Err(UsageError(why.into()))
+fn wrong<T>(why: impl Into<String>) -> Result<T, String> {
+    Err(why.into())
 }
 
-fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, UsageError> {
+fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, String> {
     let flags = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
     match last(matches, "b") {
         Some(url) if etcd::is_url(&url) => {
@@ -234,7 +225,7 @@ fn flags() -> getopts::Options {
     flags
 }
 
-fn options(matches: &Matches) -> Result<Options, UsageError> {
+fn options(matches: &Matches) -> Result<Options, String> {
     let mut warnings = Vec::new();
     for flag in ["c", "n"].into_iter().filter(|flag| matches.opt_present(flag)) {
         warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
@@ -282,7 +273,7 @@ fn options(matches: &Matches) -> Result<Options, UsageError> {
 }
 
 /// Returns the bytes of `--body-cache`, which needs the files of a directory.
-fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<u64>, UsageError> {
+fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<u64>, String> {
     let bytes = number(matches, "body-cache")?;
     let refused = match binlog {
         _ if bytes.is_none() => return Ok(None),
@@ -293,7 +284,7 @@ fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<
     wrong(format!("--body-cache {refused}"))
 }
 
-fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
+fn fsync(matches: &Matches) -> Result<Syncing, String> {
     if matches.opt_present("F") {
         size(matches, "f")?;
         return Ok(Syncing::Never);
@@ -309,7 +300,7 @@ fn fsync(matches: &Matches) -> Result<Syncing, UsageError> {
 }
 
 /// Parses a port number, or takes the name of a service, which is resolved at the start.
-fn port(matches: &Matches) -> Result<Port, UsageError> {
+fn port(matches: &Matches) -> Result<Port, String> {
     let Some(text) = last(matches, "p") else { return Ok(Port::Number(DEFAULT_PORT)) };
     if text.is_empty() {
         return Err(not_a_number("p", &text));
@@ -321,7 +312,7 @@ fn port(matches: &Matches) -> Result<Port, UsageError> {
     }
 }
 
-fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, UsageError> {
+fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, String> {
     let (host, port) = (last(matches, "l"), port(matches)?);
     match host.as_ref().and_then(|host| host.strip_prefix("unix:")) {
         Some("") => wrong("-l unix: needs a path"),
@@ -330,8 +321,8 @@ fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, Usage
     }
 }
 
-fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, UsageError> {
-    let wrong = |what| UsageError(format!("--metrics {text}: {what}"));
+fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, String> {
+    let wrong = |what| format!("--metrics {text}: {what}");
     if let Some(path) = text.strip_prefix("unix:") {
         if path.is_empty() {
             return Err(wrong("unix: needs a path"));
@@ -351,23 +342,23 @@ fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, UsageError>
     Ok(Address::Tcp { host, port: Port::Number(port) })
 }
 
-fn socket_mode(matches: &Matches) -> Result<Option<u32>, UsageError> {
+fn socket_mode(matches: &Matches) -> Result<Option<u32>, String> {
     let Some(text) = last(matches, "socket-mode") else { return Ok(None) };
     // `from_str_radix` accepts a sign too.
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = u32::from_str_radix(&text, 8).ok().filter(|&mode| is_plain && mode <= 0o777);
-    let wrong = || UsageError(format!("--socket-mode {text}: not an octal number from 0 to 777"));
+    let wrong = || format!("--socket-mode {text}: not an octal number from 0 to 777");
     mode.map(Some).ok_or_else(wrong)
 }
 
-fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
+fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, String> {
     const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
     let asked = size(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size.into());
     let what = "the size of a binlog file";
     Ok(limited("s", asked, LARGEST, what, warnings).max(1).next_multiple_of(FILE_SIZE_UNIT))
 }
 
-fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
+fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, String> {
     let asked = size(matches, "z")?.unwrap_or(Settings::DEFAULT.max_job_size.into());
     Ok(limited("z", asked, MAX_JOB_SIZE, "the largest job", warnings))
 }
@@ -380,7 +371,7 @@ fn limited(flag: &str, asked: u64, most: u32, what: &str, warnings: &mut Vec<Str
     u32::try_from(asked).map_or(most, |asked| asked.min(most))
 }
 
-fn log_format(matches: &Matches) -> Result<LogFormat, UsageError> {
+fn log_format(matches: &Matches) -> Result<LogFormat, String> {
     match last(matches, "log-format").as_deref() {
         None => Ok(LogFormat::default()),
         Some("text") => Ok(LogFormat::Text),
@@ -393,19 +384,19 @@ fn last(matches: &Matches, flag: &str) -> Option<String> {
     matches.opt_strs(flag).pop()
 }
 
-fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError> {
+fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, String> {
     let parse = |text: String| plain_number(&text).ok_or_else(|| not_a_number(flag, &text));
     last(matches, flag).map(parse).transpose()
 }
 
 /// Returns the number of a flag that C beanstalkd has too.
-fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, UsageError> {
+fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, String> {
     let parse = |text: String| c_number(&text).ok_or_else(|| not_a_number(flag, &text));
     last(matches, flag).map(parse).transpose()
 }
 
-fn not_a_number(flag: &str, text: &str) -> UsageError {
-    UsageError(format!("{}{flag} {text}: not a number in range", dashes(flag)))
+fn not_a_number(flag: &str, text: &str) -> String {
+    format!("{}{flag} {text}: not a number in range", dashes(flag))
 }
 
 /// Parses a decimal number as strtoul(3) does: blanks and a sign may precede it, a larger number than
@@ -426,7 +417,7 @@ fn c_number(text: &str) -> Option<u64> {
     }
 }
 
-fn at_least_one<N>(matches: &Matches, flag: &str) -> Result<Option<N>, UsageError>
+fn at_least_one<N>(matches: &Matches, flag: &str) -> Result<Option<N>, String>
 where
     N: FromStr + Default + PartialEq,
 {
@@ -460,17 +451,11 @@ fn describe(error: &getopts::Fail) -> String {
     format!("{what}: {}{name}", dashes(name))
 }
 
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn request(arguments: &[&str]) -> Result<Request, UsageError> {
+    fn request(arguments: &[&str]) -> Result<Request, String> {
         parse(arguments.iter().map(OsString::from))
     }
 
@@ -490,7 +475,7 @@ mod tests {
     }
 
     fn error_of(arguments: &[&str]) -> String {
-        request(arguments).expect_err("these arguments are wrong").to_string()
+        request(arguments).expect_err("these arguments are wrong")
     }
 
     #[test]

@@ -6,11 +6,12 @@ use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
 use crate::os::disk::Directory;
+use crate::os::failure::Failure;
 use crate::os::init::Machine;
 use crate::os::membership::{Duty, LeaseNote, Membership, Standing};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
-use crate::startup::{self, EXIT_REFUSED, EXIT_USAGE, Failure};
+use crate::startup::{self, EXIT_REFUSED, EXIT_USAGE};
 use log::LevelFilter;
 use rustix::system::RebootCommand;
 use std::fmt::Display;
@@ -50,7 +51,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
         Ok(Request::Export(path, etcd)) => export(&path, &etcd),
         Ok(Request::Leave(file, place)) => leave(&file, place),
         Err(error) => {
-            let failure = Failure::new(EXIT_USAGE, error.to_string());
+            let failure = Failure::new(EXIT_USAGE, error);
             let exit_code = report(LogFormat::Text, &failure);
             print(io::stderr(), options::usage());
             Ok(exit_code)

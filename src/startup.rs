@@ -24,6 +24,7 @@ use crate::engine::server::Server;
 use crate::options::{BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::{EventLoop, LoopWakers};
+use crate::os::failure::{EXIT_DISK, Failure};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{self, Duty, Membership};
@@ -42,35 +43,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// Why the server does not serve.
-#[derive(Debug)]
-pub struct Failure {
-    /// The exit code; that of C beanstalkd where it has one.
-    pub exit_code: u8,
-    /// The message for the operator.
-    pub message: String,
-}
-
-impl Failure {
-    /// Returns a failure.
-    pub fn new(exit_code: u8, message: impl Into<String>) -> Failure {
-        Failure { exit_code, message: message.into() }
-    }
-
-    /// Returns the failure of a system call that the server needs.
-    fn of_system(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
-        move |error| Failure::new(1, format!("cannot {what}: {error}"))
-    }
-}
-
 /// The exit codes of a user database that cannot be read, of a user that it lacks, and of a user that this
 /// process cannot become.
 const EXIT_DATABASE: u8 = 32;
 const EXIT_UNKNOWN_USER: u8 = 33;
 const EXIT_USER: u8 = 34;
 const EXIT_LISTEN: u8 = 111;
-/// EX_IOERR of sysexits(3), for a disk that fails.
-const EXIT_DISK: u8 = 74;
 /// The exit code for wrong flags.
 pub const EXIT_USAGE: u8 = 5;
 /// The exit code when a binlog cannot be used.
@@ -191,7 +169,6 @@ fn serve(
     EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
         .map_err(cannot_wait)?
         .run()
-        .map_err(|error| Failure::new(error.exit_code(), error.to_string()))
 }
 
 /// Fails if the limit of open files is too low for the flags: the server would not answer.

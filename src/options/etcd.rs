@@ -1,6 +1,6 @@
 //! The flags of a binlog in etcd: the URL and the files for TLS.
 
-use super::{UsageError, last, wrong};
+use super::{last, wrong};
 use crate::os::membership::{EtcdOptions, TlsFiles};
 use getopts::Matches;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub fn is_url(text: &str) -> bool {
 }
 
 /// Parses the URL and the flags that belong to it.
-pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, UsageError> {
+pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, String> {
     let (nodes, prefix, is_tls) = parse_url(url)?;
     if !cfg!(feature = "etcd") {
         return wrong(format!(
@@ -45,8 +45,8 @@ pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, UsageEr
 }
 
 /// Returns the nodes, the prefix, and whether TLS is used.
-fn parse_url(url: &str) -> Result<(Vec<String>, String, bool), UsageError> {
-    let wrong = |what: &str| UsageError(format!("-b {url}: {what}"));
+fn parse_url(url: &str) -> Result<(Vec<String>, String, bool), String> {
+    let wrong = |what: &str| format!("-b {url}: {what}");
     let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("not a URL"))?;
     let (hosts, path) = rest.split_once('/').ok_or_else(|| {
         wrong("no prefix for the keys: it is the path of the URL, as in etcd://10.0.0.1:2379/jobs")
@@ -85,7 +85,7 @@ fn node(text: &str) -> Option<String> {
     Some(format!("{host}:{port}"))
 }
 
-fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, UsageError> {
+fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, String> {
     let file = |flag| last(matches, flag).map(PathBuf::from);
     match (is_tls, ["etcd-ca", "etcd-cert", "etcd-key"].map(file)) {
         (false, [None, None, None]) => Ok(None),
@@ -102,7 +102,7 @@ fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, UsageE
     }
 }
 
-fn lease_ttl_secs(matches: &Matches) -> Result<u32, UsageError> {
+fn lease_ttl_secs(matches: &Matches) -> Result<u32, String> {
     let secs = super::number(matches, "lease-ttl")?.unwrap_or(DEFAULT_LEASE_TTL_SECS);
     match secs {
         2..=60 => Ok(secs),
@@ -142,7 +142,7 @@ mod tests {
             "etcd://[::1]2379/b",
             "etcd://user@a/b",
         ] {
-            let error = parse_url(url).unwrap_err().to_string();
+            let error = parse_url(url).unwrap_err();
             assert!(error.starts_with(&format!("-b {url}: ")), "{error}");
         }
     }

@@ -21,7 +21,7 @@ use mio::{Interest, Registry, Token};
 use socket2::{SockAddr, Socket};
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 /// Listening sockets, and the state of accepting from them.
 #[derive(Debug)]
@@ -161,19 +161,13 @@ impl Acceptor {
         self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
     }
 
-    /// Returns another descriptor of the first listener.
-    pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
-        let first = self.listeners.first().ok_or(ErrorKind::NotFound)?;
-        first.socket.as_fd().try_clone_to_owned()
-    }
-
     fn at_limit(&mut self, open: usize, now: Nanos) {
         self.is_full = true;
         match self.limit_check_at {
             None => self.limit_check_at = Some(now + WARN_AFTER),
             Some(due) if due <= now => {
                 self.limit_check_at = None;
-                if self.listeners.iter().any(|it| sockets::is_readable(it.socket.as_fd())) {
+                if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
                     let why = "as many as --max-connections allows; others wait until one closes";
                     self.warn(format_args!("{open} are open, {why}"), now);
                 }

@@ -19,7 +19,8 @@
 
 use super::acceptor::Acceptor;
 use super::disk_thread::DiskWaker;
-use super::membership::{self, EXIT_LOST, Membership};
+use super::failure::{EXIT_DISK, Failure};
+use super::membership::{EXIT_LOST, Membership};
 use super::monitor::Monitor;
 use super::sys::clock::{self, Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
@@ -31,7 +32,6 @@ use log::info;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::Socket;
-use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -53,31 +53,6 @@ pub struct EventLoop {
     stop: Option<Stop>,
     /// The membership in a cluster, if there is one. No reply may leave without its leave.
     membership: Option<Membership>,
-}
-
-/// Why the loop cannot go on.
-#[derive(Debug)]
-pub enum RunError {
-    /// Polling for events fails.
-    Wait(io::Error),
-    /// Writing the binlog fails, so that no change can be acknowledged any more.
-    Binlog(IoFailed),
-    /// Another server of the cluster may lead.
-    Lost(membership::Failure),
-    /// Replies wait for etcd, and the server is to stop.
-    Unacknowledged,
-}
-
-impl RunError {
-    /// Returns the exit code. For a disk that fails it is EX_IOERR of sysexits(3).
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            RunError::Wait(_) => 1,
-            RunError::Binlog(_) => 74,
-            RunError::Lost(error) => error.exit_code(),
-            RunError::Unacknowledged => EXIT_LOST,
-        }
-    }
 }
 
 /// The clock is read again before a shorter wait. A longer one may count from the last reading.
@@ -155,14 +130,14 @@ impl EventLoop {
     }
 
     /// Serves until a signal stops the server. Returns that signal.
-    pub fn run(mut self) -> Result<Stop, RunError> {
+    pub fn run(mut self) -> Result<Stop, Failure> {
         let mut events = Events::with_capacity(self.server.limits().events_per_iteration);
         loop {
-            self.monitor.update(&self.server, self.now).map_err(RunError::Wait)?;
-            self.wait(&mut events).map_err(RunError::Wait)?;
+            self.monitor.update(&self.server, self.now).map_err(cannot_wait)?;
+            self.wait(&mut events).map_err(cannot_wait)?;
             if let Some(stop) = self.stop {
                 self.monitor.notifier.stopping();
-                self.server.stop(self.now).map_err(RunError::Binlog)?;
+                self.server.stop(self.now).map_err(cannot_write)?;
                 self.send_last_replies(&mut events)?;
                 return Ok(stop);
             }
@@ -173,7 +148,7 @@ impl EventLoop {
             let clock = self.clock;
             while self.server.visit_next(|| clock.now()).is_some() {}
             self.now = self.server.clock();
-            self.server.commit(self.now).map_err(RunError::Binlog)?;
+            self.server.commit(self.now).map_err(cannot_write)?;
             self.server.flush(may_send(self.membership.as_ref()));
             self.check_membership()?;
             if self.server.take_has_closed() {
@@ -184,30 +159,33 @@ impl EventLoop {
     }
 
     /// Fails if another server of the cluster may lead.
-    fn check_membership(&self) -> Result<(), RunError> {
+    fn check_membership(&self) -> Result<(), Failure> {
         let Some(membership) = &self.membership else { return Ok(()) };
-        membership.check().map_err(RunError::Lost)
+        membership
+            .check()
+            .map_err(|error| Failure::new(error.exit_code(), format!("{error}; the server exits")))
     }
 
     /// Waits until the cluster has acknowledged all changes, and sends the replies that have waited.
     /// No command runs any more.
-    fn send_last_replies(&mut self, events: &mut Events) -> Result<(), RunError> {
+    fn send_last_replies(&mut self, events: &mut Events) -> Result<(), Failure> {
         if self.membership.is_none() {
             return Ok(());
         }
         let began_at = self.now;
         while !self.server.is_acknowledged() {
             if self.now.since(began_at) > STOP_TIMEOUT {
-                return Err(RunError::Unacknowledged);
+                let why = "etcd does not acknowledge the last changes; their replies are not sent";
+                return Err(Failure::new(EXIT_LOST, why));
             }
-            self.wait_for(events, Some(STOP_WAIT)).map_err(RunError::Wait)?;
+            self.wait_for(events, Some(STOP_WAIT)).map_err(cannot_wait)?;
             self.server.hand_over();
             self.check_membership()?;
         }
         let began_at = self.read_clock();
         self.server.flush(may_send(self.membership.as_ref()));
         while self.server.has_replies() && self.now.since(began_at) < LAST_REPLIES_TIMEOUT {
-            self.wait_for(events, Some(STOP_WAIT)).map_err(RunError::Wait)?;
+            self.wait_for(events, Some(STOP_WAIT)).map_err(cannot_wait)?;
             self.server.flush_ready(may_send(self.membership.as_ref()));
         }
         self.check_membership()
@@ -337,17 +315,11 @@ fn may_send(membership: Option<&Membership>) -> impl Fn() -> bool {
     move || membership.is_none_or(|membership| membership.check().is_ok())
 }
 
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunError::Wait(error) => write!(f, "cannot wait for events: {error}; the server exits"),
-            RunError::Lost(error) => write!(f, "{error}; the server exits"),
-            RunError::Unacknowledged => f.write_str(
-                "etcd does not acknowledge the last changes; their replies are not sent",
-            ),
-            RunError::Binlog(failure) => {
-                write!(f, "{failure}; nothing more can be acknowledged, so the server exits")
-            }
-        }
-    }
+fn cannot_wait(error: io::Error) -> Failure {
+    Failure::new(1, format!("cannot wait for events: {error}; the server exits"))
+}
+
+fn cannot_write(failure: IoFailed) -> Failure {
+    let why = format!("{failure}; nothing more can be acknowledged, so the server exits");
+    Failure::new(EXIT_DISK, why)
 }

@@ -17,7 +17,7 @@ use slab::Slab;
 use socket2::Socket;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Listening sockets and HTTP connections.
@@ -129,7 +129,7 @@ impl MetricsServer {
     /// Takes descriptors until there are [`RESERVED_FDS`], counting those of connections.
     fn reserve_fds(&mut self) {
         while self.reserved_fds.len() + self.conns.len() < RESERVED_FDS {
-            match self.acceptor.try_clone_descriptor() {
+            match io::stderr().as_fd().try_clone_to_owned() {
                 Ok(descriptor) => self.reserved_fds.push(descriptor),
                 Err(_) => return,
             }

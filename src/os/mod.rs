@@ -14,6 +14,7 @@
 //! | [`membership`] | what the server knows of its cluster |
 //! | `etcd` | the binlog in etcd, and leading, with the feature of that name |
 //! | [`resolve`] | names of hosts, services and users |
+//! | [`failure`] | why the server does not serve, and its exit code |
 //! | [`init`] | the duties of a first process |
 //! | [`sys`] | system calls: all unsafe code |
 
@@ -23,6 +24,7 @@ pub mod disk_thread;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod event_loop;
+pub mod failure;
 pub mod init;
 pub mod listen;
 pub mod membership;

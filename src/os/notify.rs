@@ -110,9 +110,7 @@ impl Notifier {
     pub fn update(&mut self, now: Nanos, status: impl FnOnce() -> Status) {
         let Some((socket, schedule)) = &mut self.0 else { return };
         schedule.note(status());
-        if let Some(message) = schedule.message(now) {
-            schedule.on_sent(now, socket.send(&message));
-        }
+        schedule.send(now, |message| socket.send(message));
     }
 
     /// Returns when the next message is due without an event.
@@ -177,9 +175,11 @@ impl NotifySchedule {
         Some(next.max(self.retry_at))
     }
 
-    /// Returns the message that is due now.
-    fn message(&self, now: Nanos) -> Option<String> {
-        self.next_due().filter(|&due| due <= now)?;
+    /// Sends the message that is due now. `send` returns `false` if there is no room for it.
+    fn send(&mut self, now: Nanos, send: impl FnOnce(&str) -> bool) {
+        if self.next_due().is_none_or(|due| due > now) {
+            return;
+        }
         let has_status = self.has_new_status() && self.status_from <= now;
         let has_ping = self.next_ping().is_some_and(|due| due <= now);
         let lines = [
@@ -190,21 +190,16 @@ impl NotifySchedule {
             }),
             has_ping.then(|| "WATCHDOG=1".to_owned()),
         ];
-        Some(lines.into_iter().flatten().collect::<Vec<String>>().join("\n"))
-    }
-
-    /// Notes that the message that was due has been sent, or has found no room.
-    fn on_sent(&mut self, now: Nanos, is_sent: bool) {
-        if !is_sent {
+        if !send(&lines.into_iter().flatten().collect::<Vec<String>>().join("\n")) {
             self.retry_at = now + RETRY_AFTER;
             return;
         }
         self.is_ready = true;
-        if self.has_new_status() && self.status_from <= now {
+        if has_status {
             self.status_from = now + STATUS_PAUSE;
             self.sent_status = Some(self.status.clone());
         }
-        if self.next_ping().is_some_and(|due| due <= now) {
+        if has_ping {
             self.last_ping = now;
         }
     }
@@ -281,11 +276,17 @@ mod tests {
     /// Returns the message of one iteration, with a manager that reads at once.
     fn update(schedule: &mut NotifySchedule, now: Nanos, status: Status) -> Option<String> {
         schedule.note(status);
-        let message = schedule.message(now);
-        if message.is_some() {
-            schedule.on_sent(now, true);
-        }
-        message
+        send(schedule, now, true)
+    }
+
+    /// Returns the message that is due now, for which there is room or not.
+    fn send(schedule: &mut NotifySchedule, now: Nanos, has_room: bool) -> Option<String> {
+        let mut sent = None;
+        schedule.send(now, |message| {
+            sent = Some(message.to_owned());
+            has_room
+        });
+        sent
     }
 
     fn message(text: &str) -> Option<String> {
@@ -353,9 +354,8 @@ mod tests {
     fn a_message_that_finds_no_room_is_sent_later() {
         let mut schedule = NotifySchedule::new(Some(Nanos::from_millis(10)), START);
         schedule.note(jobs(0));
-        assert!(schedule.message(START).is_some());
-        schedule.on_sent(START, false);
-        assert_eq!(schedule.message(millis(999)), None);
+        assert!(send(&mut schedule, START, false).is_some());
+        assert_eq!(send(&mut schedule, millis(999), true), None);
         assert_eq!(schedule.next_due(), Some(START + RETRY_AFTER), "the loop sleeps until then");
         let all = message("READY=1\nSTATUS=1 job (1 ready), 0 connections\nWATCHDOG=1");
         assert_eq!(update(&mut schedule, START + RETRY_AFTER, jobs(1)), all);

@@ -1,9 +1,10 @@
 //! Waits until this server leads its cluster. Meanwhile it answers health checks, and notifies the
 //! service manager.
 
-use super::{Failure, cannot_lead, cannot_wait};
+use super::{cannot_lead, cannot_wait};
 use crate::engine::monitor::http_conn::ServerState;
 use crate::options::EtcdOptions;
+use crate::os::failure::Failure;
 use crate::os::membership::{Membership, Standing};
 use crate::os::monitor::Monitor;
 use crate::os::notify::Status;

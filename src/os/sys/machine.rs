@@ -202,20 +202,12 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
         window: libc::c_ulong,
         round_trip: libc::c_ushort,
     }
-    let mut argument = Route {
-        pad: 0,
-        destination: socket_address(Ipv4Addr::UNSPECIFIED),
-        gateway: socket_address(gateway),
-        netmask: socket_address(Ipv4Addr::UNSPECIFIED),
-        flags: libc::RTF_UP | libc::RTF_GATEWAY,
-        pad_of_flags: 0,
-        more_pads: [0; 2],
-        metric: 0,
-        device: std::ptr::null_mut(),
-        mtu: 0,
-        window: 0,
-        round_trip: 0,
-    };
+    // SAFETY: zeros are valid for all fields.
+    let mut argument: Route = unsafe { MaybeUninit::zeroed().assume_init() };
+    argument.destination = socket_address(Ipv4Addr::UNSPECIFIED);
+    argument.gateway = socket_address(gateway);
+    argument.netmask = socket_address(Ipv4Addr::UNSPECIFIED);
+    argument.flags = libc::RTF_UP | libc::RTF_GATEWAY;
     // SAFETY: this request reads a route, whose device may be a null pointer.
     unsafe { control(libc::SIOCADDRT, &mut argument) }
 }

@@ -27,6 +27,15 @@ pub enum Stop {
     Interrupt,
 }
 
+/// The signals that the server handles, by their numbers.
+const SIGNALS: [(libc::c_int, Signal); 5] = [
+    (libc::SIGTERM, Signal::Stop(Stop::Terminate)),
+    (libc::SIGINT, Signal::Stop(Stop::Interrupt)),
+    (libc::SIGUSR1, Signal::Drain),
+    (libc::SIGUSR2, Signal::StopDraining),
+    (libc::SIGHUP, Signal::Reopen),
+];
+
 /// A descriptor that becomes readable when a signal has arrived.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
@@ -41,12 +50,10 @@ impl Signals {
         // signals, ignoring one runs no code, and -1 means a new descriptor.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
-            for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGHUP] {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            if !is_ignored(libc::SIGINT) {
-                libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+            for (number, _) in SIGNALS {
+                if number != libc::SIGINT || !is_ignored(number) {
+                    libc::sigaddset(set.as_mut_ptr(), number);
+                }
             }
             check(libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()))?;
             // A file that exceeds its size limit is then an error of the write.
@@ -66,31 +73,21 @@ impl Signals {
             return None;
         }
         // SAFETY: the call has initialised the set, and the numbers are those of real signals.
-        let is_pending = |signal| unsafe { libc::sigismember(set.as_ptr(), signal) == 1 };
-        let signals = [(libc::SIGTERM, Stop::Terminate), (libc::SIGINT, Stop::Interrupt)];
-        signals.into_iter().find(|&(signal, _)| is_pending(signal)).map(|(_, stop)| stop)
+        let is_pending = |number| unsafe { libc::sigismember(set.as_ptr(), number) == 1 };
+        SIGNALS.into_iter().find_map(|(number, signal)| match signal {
+            Signal::Stop(stop) => is_pending(number).then_some(stop),
+            Signal::Drain | Signal::StopDraining | Signal::Reopen => None,
+        })
     }
 
     /// Returns the next signal that has arrived.
     pub fn next(&self) -> Option<Signal> {
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
-        let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the pointer and the length are those of a live value, for which all bytes are valid.
-        let (count, info) = unsafe {
-            let count = libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), size);
-            (count, info.assume_init())
-        };
-        if usize::try_from(count) != Ok(size) {
-            return None;
-        }
-        match libc::c_int::try_from(info.ssi_signo) {
-            Ok(libc::SIGTERM) => Some(Signal::Stop(Stop::Terminate)),
-            Ok(libc::SIGINT) => Some(Signal::Stop(Stop::Interrupt)),
-            Ok(libc::SIGUSR1) => Some(Signal::Drain),
-            Ok(libc::SIGUSR2) => Some(Signal::StopDraining),
-            Ok(libc::SIGHUP) => Some(Signal::Reopen),
-            _ => None,
-        }
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        let len = rustix::io::read(&self.0, &mut info).ok()?;
+        // The number of the signal is the first field.
+        let number = u32::from_ne_bytes(*info[..len].first_chunk()?);
+        let is_it = |&(own, _): &(libc::c_int, Signal)| u32::try_from(own) == Ok(number);
+        SIGNALS.into_iter().find(is_it).map(|(_, signal)| signal)
     }
 }
 

@@ -56,7 +56,8 @@ pub fn find_by_name(name: &str) -> io::Result<Option<Identity>> {
 
 /// Changes the user of the process for good: supplementary groups, group and user. The user comes
 /// last, because it has the right to change the groups. The process drops all capabilities unless the
-/// new user is root. Changing one thread is enough, as there is only one. The process also sets `no_new_privs`, so that no program it starts has more rights.
+/// new user is root. It also sets `no_new_privs`, so that no program it starts has more rights. Changing
+/// one thread is enough, as there is only one.
 ///
 /// Returns `false` if supplementary groups are kept: the process already had the group, and has no
 /// right to drop others.
