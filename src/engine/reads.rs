@@ -21,7 +21,7 @@ use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::limits::Limits;
 use super::protocol::batch::ReplySize;
-use super::protocol::reply::{Answer, JobWord, MAX_LINE_LEN, Reply, Word};
+use super::protocol::reply::{Answer, JobWord, Reply, Word};
 use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
@@ -323,20 +323,11 @@ impl WantedBodies {
 
     /// Returns the room that the reply needs in an output.
     pub fn size(&self, s: &Store) -> ReplySize {
-        let mut size = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
-        for one in &self.bodies {
-            let body = match &one.source {
-                BodySource::Read(read) => Some((read.bytes().len(), read.is_large())),
-                BodySource::Job => {
-                    let body = s.queue.jobs.get(one.job).map(|job| &job.body);
-                    body.map(|body| (body.full_len() as usize, body.is_large()))
-                }
-                BodySource::Disk | BodySource::Nowhere => None,
-            };
-            let Some((len, is_large)) = body else { continue };
-            size.text_len += MAX_LINE_LEN + if is_large { 0 } else { len };
-            size.parts += usize::from(is_large);
-        }
-        size
+        let len = |one: &WantedBody| match &one.source {
+            BodySource::Read(read) => Some(read.bytes().len()),
+            BodySource::Job => s.queue.jobs.get(one.job).map(|job| job.body.full_len() as usize),
+            BodySource::Disk | BodySource::Nowhere => None,
+        };
+        self.bodies.iter().filter_map(len).fold(ReplySize::HEADING, ReplySize::with)
     }
 }

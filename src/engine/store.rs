@@ -78,6 +78,8 @@ pub struct Store {
     memory_warned_at: Option<Nanos>,
 }
 
+/// Units of work to reserve or delete a job of a batch.
+pub const WORK_PER_BATCHED_JOB: usize = 12;
 /// A command is one unit of work, and so are this many bytes of its reply.
 const REPLY_COST_PER_WORK: usize = 128;
 /// Limits unused input and unsent text, and lists, to an eighth of `--max-memory` each.
@@ -153,6 +155,15 @@ impl Store {
         self.budget.charge(invalidation);
         let work = self.take_reply_work() + woken * WORK_PER_WAKE + self.queue.take_work();
         self.budget.charge_share(1 + work);
+    }
+
+    /// Charges the watches or tubes that a command has looked at, of which the first are free.
+    pub fn charge_steps(&mut self, steps: usize, steps_per_work: usize) {
+        // With one watch there is none.
+        if steps > 0 {
+            let charged = steps.saturating_sub(self.queue.limits.free_steps);
+            self.budget.charge_share(charged / steps_per_work);
+        }
     }
 
     /// Returns the work of replies since the previous call.

@@ -251,8 +251,6 @@ impl Link {
     }
 }
 
-/// The parts of all output of a connection: a batch has two for each large body.
-const MOST_PARTS: usize = 4_096;
 /// A server that is not idle after this many iterations never is.
 const MOST_ITERATIONS: usize = 10_000_000;
 /// Something can be read.
@@ -482,18 +480,11 @@ impl Driver {
     fn note_made(&mut self) {
         for key in self.server.dirty() {
             let Some(&client) = self.by_key.get(key) else { continue };
-            let Some((output, bodies)) = self.server.unsent(*key) else { continue };
+            let Some((c, bodies)) = self.server.inspect(*key) else { continue };
             let link = &mut self.links[client];
-            let mut known = link.unsent().len();
-            if output.len() == known {
-                continue;
-            }
-            let mut slices = [IoSlice::new(&[]); MOST_PARTS];
-            let filled = output.unsent_slices(&mut slices, bodies);
-            for slice in &slices[..filled] {
-                let skipped = known.min(slice.len());
-                known -= skipped;
-                link.made.extend_from_slice(&slice[skipped..]);
+            let known = link.unsent().len();
+            if c.output.len() > known {
+                link.made.extend_from_slice(&c.output.unsent(bodies)[known..]);
             }
         }
     }

@@ -7,10 +7,9 @@ use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::flush::{FlushKind, WORK_PER_FREE};
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::{Kick, Outcome};
-use crate::engine::store::Store;
+use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 
-/// Units of work to delete a job of a batch, and to touch one.
-const WORK_PER_DELETE: usize = 12;
+/// Units of work to touch a job.
 const WORK_PER_TOUCH: usize = 2;
 
 impl Outcome {
@@ -42,7 +41,7 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         }
     }
     s.queue.compact();
-    s.budget.charge_share((deleted + not_found) * WORK_PER_DELETE);
+    s.budget.charge_share((deleted + not_found) * WORK_PER_BATCHED_JOB);
     Ok(Reply::Numbers("DELETED_BATCH ", deleted as u64, not_found as u64))
 }
 

@@ -13,14 +13,12 @@ use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::reads::{self, BodiesFor};
-use crate::engine::store::Store;
+use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
 /// Checking this many watches is one unit of work.
 const WATCHES_PER_WORK: usize = 2;
-/// Units of work to reserve a job of a batch.
-const WORK_PER_JOB: usize = 12;
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
@@ -64,17 +62,8 @@ pub fn reserve_step(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) 
     let most = s.queue.limits.watches_per_step;
     let mut steps_left = most;
     let answer = reserve_or_wait(c, s, wait, kind, &mut steps_left);
-    charge_watches(s, most - steps_left);
+    s.charge_steps(most - steps_left, WATCHES_PER_WORK);
     answer
-}
-
-/// Charges the watches that a reserve has checked.
-fn charge_watches(s: &mut Store, steps: usize) {
-    // With one watch there is no step.
-    if steps > 0 {
-        let charged = steps.saturating_sub(s.queue.limits.free_steps);
-        s.budget.charge_share(charged / WATCHES_PER_WORK);
-    }
 }
 
 fn reserve_or_wait(
@@ -153,7 +142,7 @@ pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nan
     let most = s.queue.limits.watches_per_step;
     let mut steps_left = most;
     let filled = fill_batch(c, s, &mut batch, &mut steps_left);
-    charge_watches(s, most - steps_left);
+    s.charge_steps(most - steps_left, WATCHES_PER_WORK);
     if filled? { reply_batch(c, s, batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
 }
 
@@ -178,7 +167,7 @@ fn fill_batch(
             Err(_) => is_complete = true,
         }
     }
-    s.budget.charge_share((batch.jobs.len() - before) * WORK_PER_JOB);
+    s.budget.charge_share((batch.jobs.len() - before) * WORK_PER_BATCHED_JOB);
     Ok(is_complete)
 }
 

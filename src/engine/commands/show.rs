@@ -87,7 +87,7 @@ pub fn list_tube_used(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let count = s.queue.tubes.len();
     if count <= names_per_step(s) {
-        charge_names(s, count);
+        s.charge_steps(count, NAMES_PER_WORK);
         let names = s.queue.tubes.iter().map(|tube| &*tube.name);
         return Ok(Reply::Document(stats::list(names)?));
     }
@@ -101,7 +101,7 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let count = s.queue.clients[c.key].watching.len();
     if count <= names_per_step(s) {
-        charge_names(s, count);
+        s.charge_steps(count, NAMES_PER_WORK);
         let queue = &s.queue;
         let watched = queue.clients[c.key].watching.tubes(&queue.watches);
         return Ok(Reply::Document(stats::list(watched.map(|tube| &*queue.tubes[tube].name))?));
@@ -138,9 +138,4 @@ pub fn list_watched_step(
     let text = Rc::new(text);
     s.lists.track(&text);
     Ok(Reply::LongList(text))
-}
-
-fn charge_names(s: &mut Store, count: usize) {
-    let charged = count.saturating_sub(s.queue.limits.free_steps);
-    s.budget.charge_share(charged / NAMES_PER_WORK);
 }

@@ -4,7 +4,7 @@
 use super::reply::MAX_LINE_LEN;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
-use crate::engine::queue::body::Body;
+use crate::engine::queue::body::{Body, LARGE};
 use crate::engine::queue::job::{Job, Jobs};
 use std::collections::TryReserveError;
 
@@ -34,11 +34,24 @@ pub struct ReplySize {
 /// for the output of a connection.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
+impl ReplySize {
+    /// The size of a reply without jobs.
+    pub const HEADING: ReplySize = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
+
+    /// Returns the size with one more job, whose body has `full_len` bytes with CR LF.
+    pub fn with(self, full_len: usize) -> ReplySize {
+        let is_large = full_len >= LARGE;
+        ReplySize {
+            text_len: self.text_len + MAX_LINE_LEN + if is_large { 0 } else { full_len },
+            parts: self.parts + usize::from(is_large),
+        }
+    }
+}
+
 impl Batch {
     /// Returns a batch without jobs, for at most `max` jobs.
     pub fn new(max: usize) -> Batch {
-        let size = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
-        Batch { jobs: Vec::new(), max, body_bytes: 0, size }
+        Batch { jobs: Vec::new(), max, body_bytes: 0, size: ReplySize::HEADING }
     }
 
     /// Returns the maximum number of jobs.
@@ -58,12 +71,7 @@ impl Batch {
 
     /// Returns the size of the reply with one more job, whose body is `body`.
     pub fn size_with(&self, body: &Body) -> ReplySize {
-        let ReplySize { text_len, parts } = self.size;
-        let copied_len = if body.is_large() { 0 } else { body.full_len() as usize };
-        ReplySize {
-            text_len: text_len + MAX_LINE_LEN + copied_len,
-            parts: parts + usize::from(body.is_large()),
-        }
+        self.size.with(body.full_len() as usize)
     }
 
     /// Removes the jobs that do not fulfil the condition.

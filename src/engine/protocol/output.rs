@@ -262,10 +262,12 @@ impl Output {
         pending[0].next_slices(pending[0].sendable_len(), MAX_WRITE_LEN, slices, bodies)
     }
 
-    /// Stores all bytes that were not sent in `slices`, also those that are held back, for tests.
-    pub fn unsent_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
-        let Some(pending) = &self.0 else { return 0 };
-        pending[0].next_slices(pending[0].len(), usize::MAX, slices, bodies)
+    /// Returns all bytes that were not sent, also those that are held back, for tests.
+    pub fn unsent(&self, bodies: &Bodies) -> Vec<u8> {
+        let Some(pending) = &self.0 else { return Vec::new() };
+        let mut slices = vec![IoSlice::new(&[]); 2 * pending[0].parts.len() + 1];
+        let filled = pending[0].next_slices(pending[0].len(), usize::MAX, &mut slices, bodies);
+        slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect()
     }
 
     /// Returns whether parts of large bodies or lists are to be sent.

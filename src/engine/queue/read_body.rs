@@ -66,11 +66,6 @@ const FREED_IN_STEPS: usize = 1024 * 1024;
 const FEW: usize = 64;
 
 impl ReadBody {
-    /// Returns whether replies share the body instead of copying it.
-    pub fn is_large(&self) -> bool {
-        self.full_len as usize >= LARGE
-    }
-
     /// Returns the bytes, with CR LF.
     pub fn bytes(&self) -> &[u8] {
         &self.record[self.record.len() - self.full_len as usize..]

@@ -11,17 +11,8 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 pub struct Link<S> {
     pub stream: S,
     pub conn: Conn,
-    /// Reading may return bytes.
-    pub is_readable: bool,
-    /// Writing may accept bytes.
-    pub is_writable: bool,
-    /// The client has shut down its sending side, and the connection does not know it yet.
-    pub is_half_closed: bool,
-    /// The connection is gone: the client takes no reply.
-    pub is_hung_up: bool,
-    /// Reading continues after a short read, until `WouldBlock`: a half-close causes no new event, and a
-    /// read ends at urgent data and at descriptors sent over a Unix socket.
-    pub reads_to_the_end: bool,
+    /// What is known of the stream. A half-close is not known any more once the connection knows it.
+    pub seen: Readiness,
     /// It is in the list of connections to visit.
     pub is_queued: bool,
     /// Iterations since replies were last sent.
@@ -39,9 +30,10 @@ pub struct Readiness {
     pub is_writable: bool,
     /// The client has shut down its sending side.
     pub is_half_closed: bool,
-    /// The connection is gone.
+    /// The connection is gone: the client takes no reply.
     pub is_hung_up: bool,
-    /// The end may be reached without another event.
+    /// Reading continues after a short read, until `WouldBlock`: a half-close causes no new event, and a
+    /// read ends at urgent data and at descriptors sent over a Unix socket.
     pub reads_to_the_end: bool,
 }
 
@@ -51,15 +43,11 @@ const READ_PER_WORK: usize = 2048;
 const SLICES_PER_WRITE: usize = 16;
 
 impl<S> Link<S> {
-    pub fn new(stream: S, conn: Conn) -> Link<S> {
+    pub fn new(stream: S, conn: Conn, reads_to_the_end: bool) -> Link<S> {
         Link {
             stream,
             conn,
-            is_readable: false,
-            is_writable: true,
-            is_half_closed: false,
-            is_hung_up: false,
-            reads_to_the_end: false,
+            seen: Readiness { is_writable: true, reads_to_the_end, ..Readiness::default() },
             is_queued: false,
             delayed_sends: 0,
             is_stalled: false,
@@ -68,18 +56,18 @@ impl<S> Link<S> {
 
     /// Remembers what has changed.
     pub fn note(&mut self, readiness: Readiness) {
-        self.is_readable |= readiness.is_readable;
-        self.is_writable |= readiness.is_writable;
-        self.is_half_closed |= readiness.is_half_closed;
-        self.is_hung_up |= readiness.is_hung_up;
-        self.reads_to_the_end |= readiness.reads_to_the_end;
+        self.seen.is_readable |= readiness.is_readable;
+        self.seen.is_writable |= readiness.is_writable;
+        self.seen.is_half_closed |= readiness.is_half_closed;
+        self.seen.is_hung_up |= readiness.is_hung_up;
+        self.seen.reads_to_the_end |= readiness.reads_to_the_end;
     }
 
     /// Returns whether there is more to do in the next iteration.
     pub fn has_more(&self, s: &Store) -> bool {
         let c = &self.conn;
-        (self.is_writable && c.output.sendable_len() > 0)
-            || (self.is_readable && c.can_read(s))
+        (self.seen.is_writable && c.output.sendable_len() > 0)
+            || (self.seen.is_readable && c.can_read(s))
             || (c.has_backlog && c.can_run(s))
     }
 }
@@ -127,7 +115,7 @@ impl<S: Read + Write> Link<S> {
         clock: &dyn Fn() -> Nanos,
     ) -> io::Result<bool> {
         let Limits { body_read_bytes, head_read_bytes, .. } = s.queue.limits;
-        if !self.is_readable {
+        if !self.seen.is_readable {
             return Ok(false);
         }
         let Some(space) = self.conn.body_space(s, body_read_bytes) else { return Ok(false) };
@@ -156,17 +144,17 @@ impl<S: Read + Write> Link<S> {
         match read {
             Ok(0) => {
                 s.clock = clock();
-                self.is_readable = false;
+                self.seen.is_readable = false;
                 self.conn.input_ended = true;
                 self.conn.half_close(s);
             }
             Ok(count) => {
                 s.clock = clock();
-                self.is_readable = count == most || self.reads_to_the_end;
+                self.seen.is_readable = count == most || self.seen.reads_to_the_end;
                 s.budget.charge(count / READ_PER_WORK);
                 return Ok(Some(count));
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.seen.is_readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -175,7 +163,7 @@ impl<S: Read + Write> Link<S> {
 
     /// Writes what the kernel takes without waiting. Returns the number of bytes.
     pub fn send(&mut self, s: &mut Store) -> io::Result<usize> {
-        if !self.is_writable {
+        if !self.seen.is_writable {
             return Ok(0);
         }
         let output = &self.conn.output;
@@ -200,7 +188,7 @@ impl<S: Read + Write> Link<S> {
                 self.conn.sent(s, count);
                 return Ok(count);
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.seen.is_writable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

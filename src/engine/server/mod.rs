@@ -39,7 +39,6 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::limits::Limits;
 use crate::engine::lists::list_step;
-use crate::engine::protocol::output::Output;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::body::Bodies;
@@ -194,9 +193,7 @@ impl<S> Server<S> {
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
         headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
-        let mut link = Box::new(Link::new(stream, Conn::new(key)));
-        link.reads_to_the_end = reads_to_the_end;
-        self.links.insert(Some(link));
+        self.links.insert(Some(Box::new(Link::new(stream, Conn::new(key), reads_to_the_end))));
         self.store.total_connections += 1;
         self.store.connections += 1;
         debug!("connection {} opened", key.index());
@@ -233,10 +230,6 @@ impl<S> Server<S> {
     /// Returns whether a connection was closed since the last call.
     pub fn take_has_closed(&mut self) -> bool {
         std::mem::take(&mut self.has_closed)
-    }
-
-    fn conn(&mut self, key: ConnKey) -> Option<&mut Conn> {
-        link_of(&mut self.links, key).map(|link| &mut link.conn)
     }
 
     fn conn_ref(&self, key: ConnKey) -> Option<&Conn> {
@@ -501,11 +494,6 @@ impl<S> Server<S> {
         self.conn_ref(key).map(|c| (c, &self.store.queue.bodies))
     }
 
-    /// Returns all output of a connection that was not sent, also what is held back.
-    pub fn unsent(&self, key: ConnKey) -> Option<(&Output, &Bodies)> {
-        self.inspect(key).map(|(c, bodies)| (&c.output, bodies))
-    }
-
     /// Returns whether a connection has commands to run without further input.
     pub fn has_commands(&self, key: ConnKey) -> bool {
         self.conn_ref(key).is_some_and(|c| c.has_backlog && c.can_run(&self.store))
@@ -564,9 +552,7 @@ impl<S: Read + Write> Server<S> {
         self.store.budget.begin_iteration(1, false, &self.store.queue.limits);
         self.visit(key, &|| now);
         let output = self.with(key, |c, s| {
-            let mut slices = [io::IoSlice::new(&[]); 4096];
-            let filled = c.output.unsent_slices(&mut slices, &s.queue.bodies);
-            let bytes: Vec<u8> = slices[..filled].iter().flat_map(|it| it.to_vec()).collect();
+            let bytes = c.output.unsent(&s.queue.bodies);
             c.sent(s, bytes.len());
             bytes
         });
@@ -580,7 +566,7 @@ impl<S: Read + Write> Server<S> {
         link.is_queued = false;
         s.budget.end_share();
         link.conn.mark_dirty(s);
-        if std::mem::take(&mut link.is_half_closed) {
+        if std::mem::take(&mut link.seen.is_half_closed) {
             link.conn.half_close(s);
         }
         if link.conn.has_backlog && link.conn.can_run(s) {
@@ -589,7 +575,7 @@ impl<S: Read + Write> Server<S> {
             link.conn.resume(s);
         }
         let mut read = Ok(());
-        if link.is_readable && link.conn.can_read(s) {
+        if link.seen.is_readable && link.conn.can_read(s) {
             s.budget.begin_share();
             read = link.read(s, scratch, *read_len, clock);
         }
@@ -617,7 +603,7 @@ impl<S: Read + Write> Server<S> {
             self.deliver_and_charge_share();
         }
         if link_of(&mut self.links, key)
-            .is_some_and(|link| link.is_hung_up && matches!(link.conn.doing, Doing::Bodies(_)))
+            .is_some_and(|link| link.seen.is_hung_up && matches!(link.conn.doing, Doing::Bodies(_)))
         {
             self.close(key, None);
         }

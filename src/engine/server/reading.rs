@@ -80,11 +80,12 @@ impl<S> Server<S> {
                 .flatten()
                 .any(|key| self.wanted(key).is_crowded_out(&self.store));
             for index in 0..self.links.capacity() {
-                let Some(c) = self.conn(ConnKey::from_index(index)) else { continue };
-                if c.is_stalled(takes_text) && !is_first {
-                    debug!("connection {index}: its reply is unread, and its memory wanted");
-                    self.with(ConnKey::from_index(index), Conn::fail);
-                }
+                self.with(ConnKey::from_index(index), |c, s| {
+                    if c.is_stalled(takes_text) && !is_first {
+                        debug!("connection {index}: its reply is unread, and its memory wanted");
+                        c.fail(s);
+                    }
+                });
             }
         }
     }

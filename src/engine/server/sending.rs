@@ -90,7 +90,7 @@ impl<S: Read + Write> Server<S> {
         let Server { links, store: s, ready, .. } = self;
         for &key in ready.iter() {
             let Some(link) = link_of(links, key) else { continue };
-            if link.is_writable && link.conn.output.sendable_len() > 0 {
+            if link.seen.is_writable && link.conn.output.sendable_len() > 0 {
                 link.conn.mark_dirty(s);
             }
         }
