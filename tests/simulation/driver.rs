@@ -82,6 +82,8 @@ struct Syncs {
     unsynced_since: Option<u64>,
     /// Syncs that the server has waited for: they cover all records.
     awaited: u64,
+    /// A background sync has failed: the server must not acknowledge anything more.
+    has_failed: bool,
 }
 
 /// What is known of a connection.
@@ -396,6 +398,9 @@ impl Simulation {
             return self
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
         }
+        if self.syncs.has_failed {
+            return Err("a background sync has failed, and the commit after it succeeds".to_owned());
+        }
         self.compare()?;
         if std::mem::take(&mut self.model.refusals) > 0 && !self.may_lack_space() {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
@@ -451,7 +456,9 @@ impl Simulation {
 
     /// The disk ends the background sync.
     fn end_sync(&mut self) {
+        let is_syncing = self.disk.is_syncing();
         self.disk.let_sync_end();
+        self.syncs.has_failed |= is_syncing && self.disk.has_failed();
         if self.crash_to_come.is_none() {
             let syncs = &mut self.syncs;
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);

@@ -185,19 +185,9 @@ impl Simulation {
         }
     }
 
-    /// Searches for the model after all that is due, in an order that explains the replies.
+    /// Searches for the model after what was due, in an order that explains the replies. An engine with other
+    /// work may leave some of it to the next tick, which is then due at once.
     fn find_order(&self, model: &Model, due: &[Due], search: &mut OrderSearch) {
-        if due.is_empty() {
-            let is_it = |client: &ClientNumber| {
-                self.made(*client) == model.clients[client].output
-                    || model.is_flushing(*client)
-                    || model.is_listing(*client)
-            };
-            if model.clients.keys().all(is_it) {
-                search.add(model);
-            }
-            return;
-        }
         for index in 0..due.len() {
             if search.is_over() {
                 return;
@@ -213,6 +203,16 @@ impl Simulation {
                 rest.remove(index);
                 self.find_order(&next, &rest, search);
             }
+        }
+        let is_it = |client: &ClientNumber| {
+            self.made(*client) == model.clients[client].output
+                || model.is_flushing(*client)
+                || model.is_listing(*client)
+        };
+        let has_more = || self.driver.next_due().is_some_and(|next| next <= self.driver.now);
+        let is_left = || has_more() && self.driver.facts().jobs() == model.jobs_in_states();
+        if !search.is_over() && model.clients.keys().all(is_it) && (due.is_empty() || is_left()) {
+            search.add(model);
         }
     }
 
