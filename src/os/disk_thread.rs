@@ -6,14 +6,13 @@
 
 use crate::engine::binlog::disk::{FileNumber, SyncError};
 use crate::engine::binlog::reads::RecordRead;
-use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock::monotonic;
 use crate::os::sys::files;
 use log::warn;
 use mio::Waker;
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -172,11 +171,7 @@ impl<T> Drop for DiskThread<T> {
 
 /// Reads a record and verifies it, which takes milliseconds if it is large.
 pub fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
-    let len = read.place.len as usize;
-    let mut bytes = Vec::new();
-    headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(len))
-        .map_err(|_| ErrorKind::OutOfMemory)?;
-    bytes.resize(len, 0);
+    let mut bytes = read.place.zeros()?;
     file.read_exact_at(&mut bytes, read.place.offset.into()).map_err(files::name_loss)?;
     read.verify(&bytes)?;
     Ok(bytes)

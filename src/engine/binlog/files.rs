@@ -38,10 +38,11 @@ pub const BLOCK: u64 = 4096;
 const MOST_NUMBERS: FileNumber = 1000;
 
 /// All files, the oldest first, and the jobs and kept keys that belong to them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Files {
     pub list: VecDeque<File>,
-    /// The index of the current file; at the start, before there is one, the number of files.
+    /// The index of the current file, or of the one that is being read. At the start, before there is a current
+    /// one, it is the number of files.
     pub current: usize,
     /// The files that were removed before older ones, and those that soon will be.
     pub gaps: Gaps,
@@ -58,10 +59,8 @@ pub struct Files {
     pub live_bytes: u64,
     /// The number of jobs whose keys will be kept.
     keeping_jobs: u64,
-    /// The oldest file of which a record was superseded since the last file was closed.
-    reaches: FileNumber,
-    /// Another file may have become free since [`Files::count_free`].
-    has_emptied: bool,
+    /// No other file has become free since [`Files::count_free`].
+    are_free_known: bool,
     /// What [`Files::recount`] has counted.
     pub sums: Sums,
 }
@@ -100,8 +99,7 @@ pub struct File {
     pub is_damaged: bool,
     /// It is free: none of its records is needed. The number of syncs that were begun before.
     pub free_since: Option<u64>,
-    /// The oldest file of which a record was superseded by one of this file. It is not known of the current
-    /// file.
+    /// The oldest file of which a record was superseded by one of this file so far.
     reaches: FileNumber,
     jobs: List,
     kept: List,
@@ -197,26 +195,6 @@ impl File {
     }
 }
 
-impl Default for Files {
-    fn default() -> Files {
-        Files {
-            list: VecDeque::new(),
-            current: 0,
-            gaps: Gaps::default(),
-            most_gaps: 0,
-            leave_in_order: false,
-            jobs: PagedSlab::default(),
-            kept: PagedSlab::default(),
-            burials: PagedSlab::default(),
-            live_bytes: 0,
-            keeping_jobs: 0,
-            reaches: FileNumber::MAX,
-            has_emptied: true,
-            sums: Sums::default(),
-        }
-    }
-}
-
 impl Files {
     // ---- Files ----
 
@@ -305,17 +283,9 @@ impl Files {
         sums
     }
 
-    /// Notes that a file gets no more records: those since the last call are in it.
-    pub fn close_file(&mut self, index: usize) {
-        let reaches = std::mem::replace(&mut self.reaches, FileNumber::MAX);
-        let file = &mut self.list[index];
-        file.reaches = file.reaches.min(reaches);
-        self.has_emptied |= file.is_empty();
-    }
-
     /// Closes the current file. The oldest prepared one, which must exist, becomes the current one.
     pub fn advance(&mut self) {
-        self.close_file(self.current);
+        self.are_free_known &= !self.current().is_empty();
         self.current += 1;
         self.recount();
     }
@@ -328,7 +298,7 @@ impl Files {
         if index == 0 {
             self.gaps.forget_before(self.oldest_number());
             // There may be room for another gap.
-            self.has_emptied = true;
+            self.are_free_known = false;
         }
         self.recount();
     }
@@ -344,7 +314,7 @@ impl Files {
     /// Finds the files that have become free, after this many syncs were begun. A closed file never gets
     /// another job.
     pub fn count_free(&mut self, syncs_begun: u64) {
-        if !std::mem::take(&mut self.has_emptied) {
+        if std::mem::replace(&mut self.are_free_known, true) {
             return;
         }
         let mut gaps_left = self.gaps_left();
@@ -516,14 +486,15 @@ impl Files {
         entry
     }
 
-    /// Notes that a record supersedes one of a job or a kept key.
+    /// Notes that a record of the current file supersedes one of a job or a kept key.
     pub fn supersede(&mut self, owner: Owner) {
         self.supersede_file(self.entry(owner).file());
     }
 
-    /// Notes that a record supersedes one of this file, or of any for 0.
+    /// Notes that a record of the current file supersedes one of this file, or of any for 0.
     pub fn supersede_file(&mut self, older: FileNumber) {
-        self.reaches = self.reaches.min(older);
+        let file = &mut self.list[self.current];
+        file.reaches = file.reaches.min(older);
     }
 
     fn attach(&mut self, owner: Owner) {
@@ -550,7 +521,7 @@ impl Files {
         }
         let rest = file.live_bytes.checked_sub(len);
         file.live_bytes = rest.expect("the record counts as live in its file");
-        self.has_emptied |= file.is_empty() && index != self.current;
+        self.are_free_known &= !file.is_empty() || index == self.current;
         self.live_bytes -= len;
     }
 

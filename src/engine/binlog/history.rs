@@ -91,15 +91,14 @@ impl History {
                 }
                 Item::Damage(damage) => visit(self.damaged((number, damage)))?,
                 Item::End { used, tail } => {
-                    let damage = match tail {
-                        None => {
-                            self.key_before = key_before;
-                            None
-                        }
+                    if tail.is_none() {
+                        self.key_before = key_before;
+                    }
+                    let damage = tail.and_then(|tail| match tail.offset {
                         // The file has no intact record.
-                        Some(tail) if tail.offset == 0 => Some((number, tail)),
-                        Some(tail) => self.torn.replace((number, tail)),
-                    };
+                        0 => Some((number, tail)),
+                        _ => self.torn.replace((number, tail)),
+                    });
                     if let Some(damage) = damage {
                         visit(self.damaged(damage))?;
                     }

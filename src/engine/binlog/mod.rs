@@ -74,7 +74,8 @@ pub struct Binlog {
     /// The first error of the disk: after it nothing is changed.
     failure: Option<IoFailed>,
     policy: Policy,
-    files: Files,
+    /// Other modules only read the table.
+    pub files: Files,
     space: Space,
     sync: SyncState,
     compaction: Compaction,
@@ -120,7 +121,7 @@ pub struct Policy {
     pub limits: Limits,
 }
 
-/// The numbers of `stats`.
+/// The numbers of `stats` and of metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BinlogStats {
     /// The number of the oldest file.
@@ -131,11 +132,6 @@ pub struct BinlogStats {
     pub records_written: u64,
     /// The number of jobs that were moved to a newer file.
     pub records_migrated: u64,
-}
-
-/// The number of files, and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BinlogSizes {
     /// The number of files.
     pub files: usize,
     /// The bytes that they take on the disk.
@@ -204,7 +200,7 @@ impl Binlog {
             failure: None,
             policy,
             files,
-            space: Space::new(&policy),
+            space: Space::default(),
             sync: SyncState::default(),
             compaction: Compaction::default(),
             batch,
@@ -285,18 +281,22 @@ impl Binlog {
         self.charge(SHORT);
     }
 
-    /// Appends the record of a flush, after [`Binlog::reserve_from_headroom`]. After it the jobs of the tube
-    /// are deleted, even if their own deletes are not recorded yet.
-    pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) {
+    /// Appends the record of a flush. After it the jobs of the tube are deleted, even if their own deletes are
+    /// not recorded yet. It may use the space of compaction, because it frees space.
+    pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) -> Result<(), NoSpace> {
+        self.reserve_from_headroom(record::full_len(tube, 0) as u64)?;
         self.files.supersede_file(0);
         self.append_uncounted(&record::flush(kind, decided_at), tube);
+        Ok(())
     }
 
-    /// Appends the record of a buried job that was reserved, after [`Binlog::reserve_from_headroom`]. It
-    /// is not counted in `stats`, because C beanstalkd does not make such a record.
-    pub fn hold(&mut self, key: JobKey, fields: &Fields) {
+    /// Appends the record of a buried job that was reserved. It may use the space of compaction. It is not
+    /// counted in `stats`, because C beanstalkd does not make such a record.
+    pub fn hold(&mut self, key: JobKey, fields: &Fields) -> Result<(), NoSpace> {
+        self.reserve_from_headroom(SHORT)?;
         self.update(key, fields);
         self.records_written -= 1;
+        Ok(())
     }
 
     /// Appends new records of a job that is to be moved. Returns their length in bytes.
@@ -335,11 +335,6 @@ impl Binlog {
     pub fn next_burial(&mut self, now: Nanos) -> Nanos {
         self.last_buried_at = now.max(self.last_buried_at + Nanos::ONE);
         self.last_buried_at
-    }
-
-    /// Returns when a buried job was buried.
-    pub fn buried_at(&self, key: JobKey) -> Nanos {
-        self.files.buried_at(key)
     }
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
@@ -414,32 +409,16 @@ impl Binlog {
         assert_eq!(known, Some(len as u64), "{owner:?}, as the binlog knows it, and as it is");
     }
 
-    /// Returns how many jobs have a full record.
-    pub fn job_count(&self) -> u64 {
-        self.files.job_count()
-    }
-
     // ---- Numbers ----
 
-    /// Returns the bytes of memory that the table of jobs takes.
-    pub fn job_table_bytes(&self) -> u64 {
-        self.files.taken_bytes()
-    }
-
-    /// Returns the numbers of `stats`.
+    /// Returns the numbers of `stats` and of metrics.
     pub fn stats(&self) -> BinlogStats {
+        let written: u64 = self.files.list.iter().map(File::records_len).sum();
         BinlogStats {
             oldest: self.files.oldest_number(),
             current: self.files.current().number,
             records_written: self.records_written,
             records_migrated: self.compaction.jobs_moved,
-        }
-    }
-
-    /// Returns the number of files, and their bytes.
-    pub fn sizes(&self) -> BinlogSizes {
-        let written: u64 = self.files.list.iter().map(File::records_len).sum();
-        BinlogSizes {
             files: self.files.list.len(),
             disk_bytes: self.files.sums.disk_bytes,
             live_bytes: self.files.live_bytes,

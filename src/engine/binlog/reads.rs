@@ -70,14 +70,14 @@ impl Binlog {
     /// Returns a record if that needs no waiting for the disk, and otherwise `None`. It is not verified.
     pub fn read_now(&mut self, place: Place) -> io::Result<Option<Vec<u8>>> {
         if let Some(unwritten) = self.unwritten(place.file, place.offset.into(), place.len) {
-            let mut bytes = room_for(place)?;
+            let mut bytes = place.zeros()?;
             bytes.copy_from_slice(unwritten);
             return Ok(Some(bytes));
         }
         if place.len as usize > self.policy.limits.read_at_once_bytes {
             return Ok(None);
         }
-        let mut bytes = room_for(place)?;
+        let mut bytes = place.zeros()?;
         let is_read = self.disk.read_now(place.file, place.offset.into(), &mut bytes)?;
         Ok(is_read.then_some(bytes))
     }
@@ -87,7 +87,7 @@ impl Binlog {
         if let Some(bytes) = self.read_now(place)? {
             return Ok(bytes);
         }
-        let mut bytes = room_for(place)?;
+        let mut bytes = place.zeros()?;
         let count = self.disk.read(place.file, place.offset.into(), &mut bytes)?;
         if count < bytes.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) }
     }
@@ -98,13 +98,15 @@ impl Binlog {
     }
 }
 
-/// Returns as many zeros as the record has bytes.
-fn room_for(place: Place) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(place.len as usize))
-        .map_err(|_| io::ErrorKind::OutOfMemory)?;
-    bytes.resize(place.len as usize, 0);
-    Ok(bytes)
+impl Place {
+    /// Returns as many zeros as the record has bytes.
+    pub fn zeros(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(self.len as usize))
+            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        bytes.resize(self.len as usize, 0);
+        Ok(bytes)
+    }
 }
 
 impl fmt::Display for Place {

@@ -15,14 +15,14 @@ use super::files::{BLOCK, File, HEAD, SHORT, on_disk};
 use super::record::{VERSION, VERSION_LEN};
 use super::refusal_log::RefusalLog;
 use super::syncing::RETRY_PAUSE;
-use super::{Binlog, NoSpace, Policy};
+use super::{Binlog, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner};
 use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
 
 /// The size of files, and the state of a full disk.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Space {
     /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
     /// space.
@@ -71,29 +71,16 @@ const MAX_RECORD_HEAD: u64 = BLOCK;
 /// Space is freed when there was no job for this time.
 const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
-impl Space {
-    pub fn new(policy: &Policy) -> Space {
-        Space {
-            file_size: policy.file_size.into(),
-            capacity: policy.max_bytes,
-            is_limit_lifted: false,
-            is_full: false,
-            has_failed_to_grow: false,
-            was_short: false,
-            began_short: false,
-            full_error: None,
-            log: RefusalLog::default(),
-            retry_at: Nanos::ZERO,
-        }
-    }
-}
-
 impl Binlog {
     // ---- The first space ----
 
     /// Takes over the files that replay has read: each is truncated to its records and synced. None of them is the
     /// current one yet.
     fn open_files(&mut self) {
+        // The server before may have been killed after a change of names, and files that it has removed may still
+        // take space.
+        self.sync.has_new_names = true;
+        self.sync.is_truncating = true;
         let most = u64::from(self.policy.file_size / 2).saturating_sub(HEAD) / SHORT;
         self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
         self.files.leave_in_order = self.disk.progress().is_some();
@@ -347,9 +334,8 @@ impl Binlog {
         self.reserve(SHORT, self.files.delete_records(), min_headroom - min_headroom / 4)
     }
 
-    /// Reserves space for records of `len` bytes that may use the headroom of compaction: for
-    /// [`Binlog::flush`], which frees space, or [`Binlog::hold`].
-    pub fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
+    /// Reserves space for records of `len` bytes that may use the headroom of compaction.
+    pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
         self.reserve(len, self.files.delete_records(), 0)
     }
 

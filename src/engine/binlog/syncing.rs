@@ -36,7 +36,7 @@ pub enum Syncing {
 }
 
 /// What is not synced yet, and what waits for that.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SyncState {
     /// The moment of the oldest record that is not synced.
     pub unsynced_since: Option<Nanos>,
@@ -55,7 +55,7 @@ pub struct SyncState {
     /// The moment of the next attempt, after a file could not be removed.
     remove_at: Nanos,
     /// The disk has not freed the space of all removed files.
-    is_truncating: bool,
+    pub is_truncating: bool,
 }
 
 /// At most this many closed files stay open for the next sync.
@@ -76,24 +76,6 @@ const NO_ROOM_PAUSE: Nanos = Nanos::from_secs(1);
 
 /// The pause before a failed removal is tried again.
 pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
-
-impl Default for SyncState {
-    /// Returns the state at the start. The server before may have been killed after a change of names, and files
-    /// that it has removed may still take space.
-    fn default() -> SyncState {
-        SyncState {
-            unsynced_since: None,
-            has_new_names: true,
-            announced: (0, 0),
-            unsynced_closed: Vec::new(),
-            begun: 1,
-            ended: 1,
-            removed_at: 1,
-            remove_at: Nanos::ZERO,
-            is_truncating: true,
-        }
-    }
-}
 
 impl SyncState {
     /// Returns whether there is a background sync. When it has ended, the loop is woken.

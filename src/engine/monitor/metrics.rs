@@ -266,20 +266,20 @@ fn write_remote(remote: &RemoteStats, to: &mut Text<'_>) {
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let Some(binlog) = &queue.binlog else { return };
-    let (stats, sizes) = (binlog.stats(), binlog.sizes());
-    to.one("beanstalkd_binlog_files Binlog files.", sizes.files);
+    let stats = binlog.stats();
+    to.one("beanstalkd_binlog_files Binlog files.", stats.files);
     to.one("beanstalkd_binlog_oldest_file_number Number of the oldest binlog file.", stats.oldest);
     let about = "beanstalkd_binlog_current_file_number Number of the current binlog file.";
     to.one(about, stats.current);
     let about = "beanstalkd_binlog_file_size_bytes Size of a binlog file on a large disk, as set.";
     to.one(about, server.binlog_file_size);
-    to.one("beanstalkd_binlog_disk_bytes Disk space of all binlog files.", sizes.disk_bytes);
+    to.one("beanstalkd_binlog_disk_bytes Disk space of all binlog files.", stats.disk_bytes);
     let about = "beanstalkd_binlog_live_bytes Size of the records of live jobs and kept keys.";
-    to.one(about, sizes.live_bytes);
+    to.one(about, stats.live_bytes);
     let about = "beanstalkd_binlog_dead_bytes Size of the records that compaction can drop.";
-    to.one(about, sizes.dead_bytes);
+    to.one(about, stats.dead_bytes);
     let about = "beanstalkd_binlog_full 1 while puts are refused for want of space, otherwise 0.";
-    to.one(about, u8::from(sizes.is_full));
+    to.one(about, u8::from(stats.is_full));
     let about = "beanstalkd_binlog_records_written_total Records written to the binlog.";
     to.one(about, stats.records_written);
     let about = "beanstalkd_binlog_records_migrated_total Jobs that compaction has moved to newer \

@@ -183,7 +183,11 @@ impl Queue {
     fn check_binlog(&self) {
         let Some(binlog) = &self.binlog else { return };
         binlog.check();
-        assert_eq!(binlog.job_count(), self.jobs.len() as u64, "jobs in the binlog, and jobs");
+        assert_eq!(
+            binlog.files.job_count(),
+            self.jobs.len() as u64,
+            "jobs in the binlog, and jobs"
+        );
         for (key, job) in self.jobs.iter() {
             let tube = &self.tubes[job.tube].name;
             let full_len = record::full_len(tube, job.body.full_len() as usize);

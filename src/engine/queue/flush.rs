@@ -98,8 +98,7 @@ impl Queue {
             return Err(NoSpace::Memory);
         }
         self.flushes.pending.try_reserve(1)?;
-        self.reserve_flush(tube_key)?;
-        self.record_flush(tube_key, kind, now);
+        self.record_flush(tube_key, kind, now)?;
 
         let tube = &mut self.tubes[tube_key];
         tube.flushes += 1;

@@ -15,7 +15,6 @@ use super::Queue;
 use super::flush::Decision;
 use super::job::{Job, Jobs, State, Target};
 use super::unique::{NewKey, UniqueKeys};
-use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
 use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
@@ -72,30 +71,27 @@ impl Queue {
         binlog.update(key, &fields(&self.jobs[key], &self.jobs, state, self.clock_offset));
     }
 
-    /// Reserves space for the record of a flush.
-    pub(super) fn reserve_flush(&mut self, tube: TubeKey) -> Result<(), NoSpace> {
-        let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.reserve_from_headroom(record::full_len(&self.tubes[tube].name, 0) as u64)
-    }
-
     /// Records a flush. The deletes of its jobs follow: C beanstalkd skips the record of the flush.
-    pub(super) fn record_flush(&mut self, tube: TubeKey, kind: FlushKind, now: Nanos) {
-        let Some(binlog) = &mut self.binlog else { return };
+    pub(super) fn record_flush(
+        &mut self,
+        tube: TubeKey,
+        kind: FlushKind,
+        now: Nanos,
+    ) -> Result<(), NoSpace> {
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
         let decided_at = now.to_wall_clock(self.clock_offset);
-        binlog.flush(&self.tubes[tube].name, kind, decided_at);
+        binlog.flush(&self.tubes[tube].name, kind, decided_at)
     }
 
     /// Records that a buried job was reserved: then it `is_held`. It is buried again after a restart,
     /// but a flush of buried jobs before that does not delete it.
     pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        binlog.reserve_from_headroom(SHORT)?;
-        let state = (RecordState::Buried, binlog.buried_at(key));
+        let state = (RecordState::Buried, binlog.files.buried_at(key));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let job = &self.jobs[key];
         let fields = Fields { mark, ..fields(job, &self.jobs, state, self.clock_offset) };
-        binlog.hold(key, &fields);
-        Ok(())
+        binlog.hold(key, &fields)
     }
 
     /// Records the delete of a job that was removed, after [`Queue::reserve_delete`], and ends its key. A
@@ -142,7 +138,7 @@ impl Queue {
     /// Returns the bytes of memory that all jobs take. They include the entries in the binlog, bodies
     /// that are arriving or being sent, keys, and free space between them.
     pub fn job_bytes(&self) -> u64 {
-        let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
+        let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.files.taken_bytes());
         let keys = self.unique.taken_bytes();
         let read_back = self.body_cache.read_bodies.all_granted();
         self.jobs.taken_bytes() + self.bodies.taken_bytes() + read_back + entries + keys
@@ -151,7 +147,7 @@ impl Queue {
     /// Returns the bytes of the pages that jobs take without their bodies: a page is unmapped with its
     /// last entry.
     pub(super) fn mapped_bytes(&self) -> u64 {
-        let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.job_table_bytes());
+        let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.files.taken_bytes());
         self.jobs.page_bytes() + self.unique.page_bytes() + entries
     }
 
@@ -243,7 +239,8 @@ impl Queue {
     fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        let buried_at = || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.buried_at(key));
+        let buried_at =
+            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.files.buried_at(key));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
             State::Delayed(_) | State::Postponed(_) => (RecordState::Delayed, due()),

@@ -15,7 +15,7 @@ use super::Queue;
 use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
-use crate::engine::binlog::files::{File, Files};
+use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::reader::{Damage, ReadError, Record};
@@ -27,7 +27,6 @@ use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
 use crate::engine::time::Nanos;
-use keys::KEY_LEN;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
 use std::fmt;
@@ -241,17 +240,14 @@ impl ReplayState<'_> {
         match event {
             Event::Opened { size, layout, nonce } => {
                 self.files.try_reserve_file()?;
+                self.files.current = self.files.list.len();
                 let mut file = File::new(number, size, 0);
-                file.nonce = nonce;
-                file.layout = layout;
+                (file.nonce, file.layout) = (nonce, layout);
                 self.files.push(file);
             }
             Event::Record(record, key) => self.apply(number, record, key)?,
             Event::Damage(number, damage) => self.note_damage(number, &damage),
-            Event::End(used) => {
-                self.files.by_number(number).used = used;
-                self.files.close_file(self.files.list.len() - 1);
-            }
+            Event::End(used) => self.files.by_number(number).used = used,
         }
         Ok(())
     }
@@ -374,7 +370,7 @@ impl ReplayState<'_> {
             self.to_rewrite.remove(&key);
             if self.queue.jobs[key].unique().is_some() {
                 // A record of C beanstalkd, which has moved the job, has no key before it.
-                len += KEY_LEN;
+                len += SHORT;
                 self.rewrite_later(key)?;
             }
             self.files.move_to(Owner::Job(key), (number, offset), len);

@@ -5,16 +5,13 @@
 
 use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::key_record::KeyRecord;
-use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::keys::{JobKey, Owner, UniqueKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
 use log::warn;
 use std::collections::TryReserveError;
-
-/// The length of the record of a key in bytes.
-pub(super) const KEY_LEN: u64 = SHORT_LEN as u64;
 
 impl ReplayState<'_> {
     /// Applies the record of a key: keeps the key if its job is gone.
@@ -51,7 +48,7 @@ impl ReplayState<'_> {
         }
         self.queue.unique.try_reserve_one()?;
         self.queue.jobs[key].key = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key);
-        let len = self.files.entry(Owner::Job(key)).live_bytes() + KEY_LEN;
+        let len = self.files.entry(Owner::Job(key)).live_bytes() + SHORT;
         self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
     }
@@ -81,7 +78,7 @@ impl ReplayState<'_> {
         let kept = Owner::KeptKey(self.queue.unique.try_reserve_kept()?);
         self.files.try_reserve(kept)?;
         self.queue.unique.add_kept(NewKey { digest, ttl_secs }, id, until);
-        self.files.add(kept, (number, 0), KEY_LEN, false);
+        self.files.add(kept, (number, 0), SHORT, false);
         Ok(())
     }
 
@@ -101,7 +98,7 @@ impl ReplayState<'_> {
             Owner::Job(key) => {
                 let unique = std::mem::replace(&mut self.queue.jobs[key].key, UniqueKey::NONE);
                 self.queue.unique.remove(unique);
-                let len = self.files.entry(owner).live_bytes() - KEY_LEN;
+                let len = self.files.entry(owner).live_bytes() - SHORT;
                 self.files.set_key(key, len, false);
             }
             Owner::KeptKey(kept) => {
