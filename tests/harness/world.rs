@@ -5,7 +5,7 @@ use super::client::unix;
 use super::driver::{Driver, End, Nanos, Options, START, Syncing, pass_until};
 use super::etcd::Etcd;
 use super::fake_disk::{FakeDisk, Files, RemoteSetup};
-use super::process::{Daemon, ON_LOOPBACK, connect_when_ready};
+use super::process::{Daemon, ON_LOOPBACK, command, connect_when_ready};
 use super::{PATIENCE, wait_until};
 use rustix::process::Signal;
 use socket2::{SockAddr, Socket};
@@ -234,8 +234,8 @@ impl Process {
         let mut arguments: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         if let Program::OnEtcd { etcd, .. } = program {
             let url = etcd.get_or_init(Etcd::start).new_binlog();
-            // A server that was killed leads for this time.
-            let flags = ["-b", &url, "--lease-ttl", "2"];
+            // A busy machine may not renew a shorter lease in time.
+            let flags = ["-b", &url, "--lease-ttl", "60"];
             arguments.extend(ON_LOOPBACK.iter().chain(&flags).map(|&flag| flag.to_owned()));
         } else if has_binlog {
             arguments.extend(["-b".to_owned(), directory.path().display().to_string()]);
@@ -277,9 +277,16 @@ fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon,
             let daemon = Daemon::start(path, &[&["-l", &listen], &arguments[..]].concat());
             (daemon, unix(&socket))
         }
-        // It listens when it leads.
         Program::OnEtcd { path, .. } => {
-            let mut daemon = Daemon::start(path, &arguments);
+            // A server that was killed would lead until its lease ends.
+            let lease = directory.join("lease").display().to_string();
+            let url = arguments.iter().skip_while(|&&argument| argument != "-b").nth(1);
+            let leave = ["-b", url.expect("a binlog"), "--leave", &lease];
+            assert!(command(path, leave).status().expect("it starts").success());
+            let mut server = command(path, &arguments);
+            server.env("RUNTIME_DIRECTORY", directory);
+            // It listens when it leads.
+            let mut daemon = Daemon::spawn(server);
             let address = daemon.address();
             (daemon, address.into())
         }
