@@ -14,8 +14,8 @@ import sys
 import threading
 
 TO, BACK = "to", "back"
-# One direction of one connection holds at most 8 MiB, as much as a kernel buffers.
-BUFFER_BYTES = 8 << 20
+# One direction of one connection holds at most this many chunks of up to 64 KiB.
+HELD_CHUNKS = 512
 
 
 class Proxies:
@@ -105,9 +105,10 @@ class Link:
             target_reader, target_writer = await asyncio.open_connection(*self.target)
             writers.append(target_writer)
             async with asyncio.TaskGroup() as group:
-                for pipe in Pipe(self, TO, reader, target_writer), Pipe(self, BACK, target_reader, writer):
-                    group.create_task(pipe.read())
-                    group.create_task(pipe.write())
+                for direction, source, target in (TO, reader, target_writer), (BACK, target_reader, writer):
+                    held = asyncio.Queue(HELD_CHUNKS)
+                    group.create_task(hold(source, held))
+                    group.create_task(self.deliver(direction, held, target))
             for each in writers:
                 each.close()
         except (OSError, ExceptionGroup, asyncio.CancelledError):
@@ -117,6 +118,33 @@ class Link:
             for each in writers:
                 abort(each)
 
+    async def deliver(self, direction, held, target):
+        """Writes what one direction of a connection holds, each chunk at its time."""
+        while True:
+            came_at, data = await held.get()
+            delay = came_at + self.delays[direction] - asyncio.get_running_loop().time()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            await self.gates[direction].wait()
+            if not data:
+                if target.can_write_eof():
+                    target.write_eof()
+                return
+            target.write(data)
+            await target.drain()
+
+
+async def hold(source, held):
+    """Reads one direction of a connection until its end, and notes when each chunk came."""
+    data = b"x"
+    while data:
+        try:
+            data = await source.read(1 << 16)
+        except OSError:
+            # The other side learns of a reset as of an end, and not before the gate is open.
+            data = b""
+        await held.put((asyncio.get_running_loop().time(), data))
+
 
 def abort(writer):
     """Closes a connection with a reset, if it is still open."""
@@ -124,50 +152,6 @@ def abort(writer):
         kernel_socket = writer.get_extra_info("socket")
         kernel_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-
-
-class Pipe:
-    """One direction of one connection."""
-
-    def __init__(self, link, direction, source, target):
-        self.link = link
-        self.direction = direction
-        self.source = source
-        self.target = target
-        # The bytes that are held, and when they came.
-        self.chunks = asyncio.Queue()
-        self.held_bytes = 0
-        self.has_space = asyncio.Event()
-
-    async def read(self):
-        data = b"x"
-        while data:
-            try:
-                data = await self.source.read(1 << 16)
-            except OSError:
-                # The other side learns of a reset as of an end, and not before the gate is open.
-                data = b""
-            self.chunks.put_nowait((asyncio.get_running_loop().time(), data))
-            self.held_bytes += len(data)
-            while self.held_bytes > BUFFER_BYTES:
-                self.has_space.clear()
-                await self.has_space.wait()
-
-    async def write(self):
-        while True:
-            came_at, data = await self.chunks.get()
-            delay = came_at + self.link.delays[self.direction] - asyncio.get_running_loop().time()
-            if delay > 0:
-                await asyncio.sleep(delay)
-            await self.link.gates[self.direction].wait()
-            if not data:
-                if self.target.can_write_eof():
-                    self.target.write_eof()
-                return
-            self.target.write(data)
-            await self.target.drain()
-            self.held_bytes -= len(data)
-            self.has_space.set()
 
 
 async def main():
