@@ -68,8 +68,7 @@ impl Store {
     }
 
     pub fn txn(&mut self, txn: &Txn) -> Result<TxnAnswer, Failure> {
-        let ops = || txn.then.iter().chain(&txn.otherwise);
-        for op in ops() {
+        for op in &txn.then {
             if let Op::Put { value, lease, .. } = op {
                 if self.has_no_space {
                     return Err(no_space());
@@ -89,7 +88,7 @@ impl Store {
             Compare::Modified(key, at) => self.get(key).map_or(0, |pair| pair.mod_revision) == *at,
             Compare::Exists(key) => self.get(key).is_some(),
         });
-        let ops = if succeeded { &txn.then } else { &txn.otherwise };
+        let ops = if succeeded { &txn.then[..] } else { &[] };
         let revision = self.revision + 1;
         let mut found = Vec::new();
         for op in ops {

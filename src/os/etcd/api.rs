@@ -41,12 +41,11 @@ pub struct Status {
     pub used_bytes: u64,
 }
 
-/// Carries out `then` if all comparisons hold, and `otherwise` if not.
+/// Carries out `then` if all comparisons hold.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {
     pub when: Vec<Compare>,
     pub then: Vec<Op>,
-    pub otherwise: Vec<Op>,
 }
 
 /// A condition of a transaction.
@@ -112,13 +111,6 @@ pub struct Lease {
     pub id: i64,
     /// The TTL that was granted, which may differ from the one that was asked for.
     pub ttl_secs: i64,
-}
-
-impl TxnAnswer {
-    /// Returns the key that the last operation has found.
-    pub fn into_pair(mut self) -> Option<Pair> {
-        self.found.pop()?.pop()
-    }
 }
 
 impl Op {

@@ -26,10 +26,9 @@ impl Etcd for ConnectOptions {
 impl Node for Client {
     fn txn(&self, txn: Txn) -> Answer<TxnAnswer> {
         let mut client = self.kv_client().max_decoding_message_size(LONGEST_ANSWER);
-        let ops = |ops: Vec<Op>| ops.into_iter().map(TxnOp::from).collect::<Vec<_>>();
         let when: Vec<_> = txn.when.into_iter().map(etcd_client::Compare::from).collect();
-        let request = etcd_client::Txn::new().when(when).and_then(ops(txn.then));
-        let request = request.or_else(ops(txn.otherwise));
+        let then: Vec<_> = txn.then.into_iter().map(TxnOp::from).collect();
+        let request = etcd_client::Txn::new().when(when).and_then(then);
         Box::pin(async move {
             let answer = client.txn(request).await?;
             let found = answer.op_responses().into_iter().map(|response| {

@@ -204,15 +204,19 @@ impl Candidate {
             then.push(Op::put(format.clone(), value));
             then.push(Op::put(self.keys.chunk(0), ""));
         }
-        then.push(Op::get(leader.clone()));
-        let otherwise = vec![Op::get(leader.clone())];
-        let when = vec![Compare::Created(leader, 0), Compare::Modified(format, found.format)];
-        let txn = Txn { when, then, otherwise };
+        let when =
+            vec![Compare::Created(leader.clone(), 0), Compare::Modified(format, found.format)];
+        let txn = Txn { when, then };
         while self.shared.now() < deadline {
-            match self.nodes.ask(|node| node.txn(txn.clone())).await {
-                Ok(answer) => {
+            let claimed = match self.nodes.ask(|node| node.txn(txn.clone())).await {
+                Ok(answer) if answer.succeeded => return Ok(Some(answer.revision)),
+                Ok(_) => self.nodes.get(leader.clone()).await,
+                Err(failure) => Err(failure),
+            };
+            match claimed {
+                Ok((leader, _)) => {
                     // An earlier try has succeeded if the lease is this one.
-                    let own = answer.into_pair().filter(|pair| pair.lease == lease.id);
+                    let own = leader.filter(|pair| pair.lease == lease.id);
                     return Ok(own.map(|pair| pair.create_revision));
                 }
                 // It may have succeeded.

@@ -420,13 +420,12 @@ impl Log {
         when.push(Compare::Created(key.clone(), leader));
         let len = |op: &Op| if let Op::Put { value, .. } = op { value.len() as u64 } else { 0 };
         let bytes: u64 = then.iter().map(len).sum();
-        let otherwise = vec![Op::get(key)];
         let begun_at = self.shared.now();
-        let answer = self.nodes.ask(|node| node.txn(Txn { when, then, otherwise })).await?;
+        let answer = self.nodes.ask(|node| node.txn(Txn { when, then })).await?;
         let took = self.shared.now().since(begun_at);
-        let mut state = self.shared.state();
-        state.transactions.count(took);
+        self.shared.state().transactions.count(took);
         if answer.succeeded {
+            let mut state = self.shared.state();
             state.stored_bytes += bytes;
             state.revision = answer.revision;
             if std::mem::take(&mut state.is_full) {
@@ -434,7 +433,7 @@ impl Log {
             }
             return Ok(true);
         }
-        match answer.into_pair() {
+        match self.nodes.get(key).await?.0 {
             Some(pair) if pair.create_revision == leader => Ok(false),
             Some(pair) => {
                 let text = format!("{} leads", String::from_utf8_lossy(&pair.value));

@@ -109,9 +109,8 @@ impl Nodes {
     /// Reads a key. Also returns the newest revision.
     pub async fn get(&mut self, key: String) -> Result<(Option<Pair>, i64), Failure> {
         let txn = Txn { then: vec![Op::get(key)], ..Txn::default() };
-        let answer = self.ask(|node| node.txn(txn)).await?;
-        let revision = answer.revision;
-        Ok((answer.into_pair(), revision))
+        let mut answer = self.ask(|node| node.txn(txn)).await?;
+        Ok((answer.found.pop().and_then(|mut pairs| pairs.pop()), answer.revision))
     }
 
     /// Reads a page of the log, for which there is more time than for other requests.
