@@ -29,7 +29,7 @@ pub enum Status {
 }
 
 /// The messages to send, and when.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct NotifySchedule {
     /// The interval of watchdog messages, if the manager has a watchdog.
     ping_interval: Option<Nanos>,
@@ -37,8 +37,8 @@ struct NotifySchedule {
     last_ping: Nanos,
     /// The message that the server is ready has been sent.
     is_ready: bool,
-    /// The current status.
-    status: Status,
+    /// The current status; `None` before the first one.
+    status: Option<Status>,
     /// The status that was sent last.
     sent_status: Option<Status>,
     /// When the status may be sent again.
@@ -76,24 +76,15 @@ impl Notifier {
     /// cannot be used, a warning is logged and nothing is sent.
     pub fn from_environment(now: Nanos) -> Notifier {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Notifier(None) };
-        match NotifySocket::to(&name) {
-            Ok(socket) => {
-                let watchdog = |name| std::env::var(name).ok();
-                let ping_interval = ping_interval(
-                    watchdog("WATCHDOG_USEC"),
-                    watchdog("WATCHDOG_PID"),
-                    std::process::id(),
-                );
-                Notifier(Some((socket, NotifySchedule::new(ping_interval, now))))
-            }
-            Err(error) => {
-                warn!(
-                    "cannot notify the service manager: NOTIFY_SOCKET={}: {error}; sending nothing",
-                    name.display()
-                );
-                Notifier(None)
-            }
-        }
+        let socket = NotifySocket::to(&name).inspect_err(|error| {
+            let name = name.display();
+            warn!(
+                "cannot notify the service manager: NOTIFY_SOCKET={name}: {error}; sending nothing"
+            );
+        });
+        let [micros, pid] = ["WATCHDOG_USEC", "WATCHDOG_PID"].map(|name| std::env::var(name).ok());
+        let ping_interval = ping_interval(micros, pid, std::process::id());
+        Notifier(socket.ok().map(|socket| (socket, NotifySchedule::new(ping_interval, now))))
     }
 
     /// Reports that a file of the binlog is about to be read. That happens before the first iteration,
@@ -128,16 +119,7 @@ impl Notifier {
 
 impl NotifySchedule {
     fn new(ping_interval: Option<Nanos>, now: Nanos) -> NotifySchedule {
-        NotifySchedule {
-            ping_interval,
-            last_ping: now,
-            is_ready: false,
-            status: Status::Serving(StatusLine::default()),
-            sent_status: None,
-            status_from: Nanos::ZERO,
-            retry_at: Nanos::ZERO,
-            progress_from: Nanos::ZERO,
-        }
+        NotifySchedule { ping_interval, last_ping: now, ..NotifySchedule::default() }
     }
 
     /// Returns the message before this file of the binlog is read, if one is due.
@@ -153,7 +135,8 @@ impl NotifySchedule {
 
     /// Notes the current status. Another one of a server that stands by is sent at once.
     fn note(&mut self, status: Status) {
-        if matches!(status, Status::StandingBy(_)) && self.status != status {
+        let status = Some(status);
+        if matches!(status, Some(Status::StandingBy(_))) && self.status != status {
             (self.is_ready, self.status_from) = (false, Nanos::ZERO);
         }
         self.status = status;
@@ -164,7 +147,7 @@ impl NotifySchedule {
     }
 
     fn has_new_status(&self) -> bool {
-        self.sent_status.as_ref() != Some(&self.status)
+        self.sent_status != self.status
     }
 
     /// Returns when the next message is due if the status does not change.
@@ -180,11 +163,12 @@ impl NotifySchedule {
         if self.next_due().is_none_or(|due| due > now) {
             return;
         }
-        let has_status = self.has_new_status() && self.status_from <= now;
+        let is_status_due = self.has_new_status() && self.status_from <= now;
+        let status = self.status.as_ref().filter(|_| is_status_due);
         let has_ping = self.next_ping().is_some_and(|due| due <= now);
         let lines = [
             (!self.is_ready).then(|| "READY=1".to_owned()),
-            has_status.then(|| match &self.status {
+            status.map(|status| match status {
                 Status::StandingBy(why) => format!("STATUS={why}"),
                 Status::Serving(line) => format!("STATUS={line}"),
             }),
@@ -195,9 +179,9 @@ impl NotifySchedule {
             return;
         }
         self.is_ready = true;
-        if has_status {
+        if is_status_due {
             self.status_from = now + STATUS_PAUSE;
-            self.sent_status = Some(self.status.clone());
+            self.sent_status.clone_from(&self.status);
         }
         if has_ping {
             self.last_ping = now;

@@ -20,8 +20,8 @@ use std::collections::{TryReserveError, VecDeque};
 pub struct Measurements {
     /// The durations of loop iterations.
     pub iterations: Histogram,
-    /// The samples of the server, the oldest first.
-    history: VecDeque<Sample>,
+    /// The samples of the server with their times, the oldest first.
+    history: VecDeque<(Nanos, Totals)>,
     /// The time of the next one.
     sample_due: Nanos,
     /// The last sample of each tube, by the number of its key. The list grows without moving.
@@ -29,18 +29,6 @@ pub struct Measurements {
     /// The number of tubes that are left in the round of samples. The last one is sampled first,
     /// because it takes the place of a tube that is removed.
     tubes_left: usize,
-}
-
-/// The counts of the queue at one time.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    at: Nanos,
-    ready: u64,
-    reserved: u64,
-    /// The number of jobs in all states.
-    jobs: u64,
-    /// The number of puts since the start.
-    puts: u64,
 }
 
 /// A point of the plots: counts at its time, and rates since the point before it.
@@ -110,9 +98,7 @@ impl Measurements {
         if self.history.len() == SAMPLES {
             self.history.pop_front();
         }
-        let Totals { ready, reserved, delayed, buried, total_jobs: puts, .. } = queue.totals;
-        let jobs = ready + reserved + delayed + buried;
-        self.history.push_back(Sample { at: now, ready, reserved, jobs, puts });
+        self.history.push_back((now, queue.totals));
         Ok(())
     }
 
@@ -142,13 +128,14 @@ impl Measurements {
 
     /// Returns the points of the plots at `now`, the oldest first: one fewer than samples.
     pub fn points(&self, now: Nanos) -> impl Iterator<Item = Point> + '_ {
-        self.history.iter().zip(self.history.iter().skip(1)).map(move |(before, sample)| {
-            let puts = sample.puts - before.puts;
+        let jobs = |all: &Totals| all.ready + all.reserved + all.delayed + all.buried;
+        let pairs = self.history.iter().zip(self.history.iter().skip(1));
+        pairs.map(move |((before_at, before), (at, sample))| {
+            let puts = sample.total_jobs - before.total_jobs;
             // A job that was put and does not exist any more was deleted.
-            let deletes = (before.jobs + puts).saturating_sub(sample.jobs);
-            let age = now.since(sample.at);
-            let rates = Rates::of(puts, deletes, sample.at.since(before.at));
-            Point { age, ready: sample.ready, reserved: sample.reserved, rates }
+            let deletes = (jobs(before) + puts).saturating_sub(jobs(sample));
+            let rates = Rates::of(puts, deletes, at.since(*before_at));
+            Point { age: now.since(*at), ready: sample.ready, reserved: sample.reserved, rates }
         })
     }
 
