@@ -256,6 +256,13 @@ impl Output {
         Ok(&mut pending[0])
     }
 
+    /// Returns the bytes that may be sent now; `None` if large bodies or lists are among them.
+    pub fn text(&self) -> Option<&[u8]> {
+        let Some(pending) = &self.0 else { return Some(&[]) };
+        let Pending { text, text_sent, parts, .. } = &pending[0];
+        parts.is_empty().then(|| &text[*text_sent..][..pending[0].sendable_len()])
+    }
+
     /// Stores the next bytes to be sent in `slices`, and returns the number of slices with bytes.
     pub fn next_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], bodies: &'a Bodies) -> usize {
         let Some(pending) = &self.0 else { return 0 };
@@ -268,11 +275,6 @@ impl Output {
         let mut slices = vec![IoSlice::new(&[]); 2 * pending[0].parts.len() + 1];
         let filled = pending[0].next_slices(pending[0].len(), usize::MAX, &mut slices, bodies);
         slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect()
-    }
-
-    /// Returns whether parts of large bodies or lists are to be sent.
-    pub fn has_parts(&self) -> bool {
-        self.0.as_ref().is_some_and(|pending| pending[0].parts_len > 0)
     }
 
     /// Returns the large bodies that were not sent completely.
@@ -342,13 +344,6 @@ impl Pending {
         slices: &mut [IoSlice<'a>],
         bodies: &'a Bodies,
     ) -> usize {
-        if self.parts.is_empty()
-            && let Some(slice) = slices.first_mut()
-        {
-            // The most frequent case.
-            *slice = IoSlice::new(&self.text[self.text_sent..][..len]);
-            return usize::from(!slice.is_empty());
-        }
         let mut filled = 0;
         let mut left = most.min(len);
         let mut text_at = self.text_sent;

@@ -166,22 +166,17 @@ impl<S: Read + Write> Link<S> {
         if !self.seen.is_writable {
             return Ok(0);
         }
-        let output = &self.conn.output;
-        // Most replies are text alone: one slice is enough, and many would have to be cleared first.
-        let (mut one, mut many);
-        let slices: &mut [IoSlice<'_>] = if output.has_parts() {
-            many = [IoSlice::new(&[]); SLICES_PER_WRITE];
-            &mut many
-        } else {
-            one = [IoSlice::new(&[])];
-            &mut one
-        };
-        let filled = output.next_slices(slices, &s.queue.bodies);
-        let written = match &slices[..filled] {
-            [] => return Ok(0),
-            // The plain call is cheaper.
-            [slice] => self.stream.write(slice),
-            slices => self.stream.write_vectored(slices),
+        let written = match self.conn.output.text() {
+            Some([]) => return Ok(0),
+            // Most replies are text alone. The plain call is cheaper, and no slices have to be cleared.
+            Some(text) => self.stream.write(text),
+            None => {
+                let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+                match self.conn.output.next_slices(&mut slices, &s.queue.bodies) {
+                    0 => return Ok(0),
+                    filled => self.stream.write_vectored(&slices[..filled]),
+                }
+            }
         };
         match written {
             Ok(count) => {

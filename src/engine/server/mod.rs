@@ -426,9 +426,8 @@ impl<S> Server<S> {
         let s = &self.store;
         let is_due = s.queue.closing().len() > 0
             || !s.lists.is_idle()
-            || (s.queue.has_flushes() && !s.is_congested())
-            || self.has_reads_due();
-        if is_due { Nanos::ZERO } else { s.queue.next_due().min(s.reads.next_due()) }
+            || (s.queue.has_flushes() && !s.is_congested());
+        if is_due { Nanos::ZERO } else { s.queue.next_due().min(self.reads_due()) }
     }
 
     // ---- Settings and facts ----

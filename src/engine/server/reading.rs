@@ -32,14 +32,15 @@ const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 const PATIENCE: Nanos = Nanos::from_secs(10);
 
 impl<S> Server<S> {
-    /// Returns whether a reply can be started, or what was read can be freed.
-    pub(super) fn has_reads_due(&self) -> bool {
-        let waits = |class: ReplyClass| {
-            !self.store.reads.waiting[class as usize].is_empty()
-                && self.next_to_start(class).is_some()
-        };
-        self.store.queue.body_cache.read_bodies.has_freed()
-            || ReplyClass::ALL.into_iter().any(waits)
+    /// Returns when a reply can be started or tried again, or what was read can be freed.
+    pub(super) fn reads_due(&self) -> Nanos {
+        let Store { reads, queue, settings, .. } = &self.store;
+        if settings.body_cache_bytes.is_none() {
+            return Nanos::NEVER;
+        }
+        let is_due = queue.body_cache.read_bodies.has_freed()
+            || ReplyClass::ALL.into_iter().any(|class| self.next_to_start(class).is_some());
+        if is_due { Nanos::ZERO } else { reads.next_due() }
     }
 
     /// Begins further reads, if the time has come, and frees what was sent.
