@@ -36,11 +36,8 @@ struct State {
     history: Option<Vec<FakeDisk>>,
     /// What was begun to be read: it is read when the result is taken.
     reads: VecDeque<RecordRead>,
-    /// The sync that was begun, and whether it is in the background.
-    background_sync: Option<BackgroundSync>,
-    is_sync_late: bool,
-    /// The result of the last sync, until the server takes it.
-    ended_sync: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
+    /// The sync that was begun, until the server takes its result.
+    sync: Option<Sync>,
     counts: Counts,
     /// The most bytes that all files had at once.
     peak: u64,
@@ -135,13 +132,16 @@ pub struct Counts {
     pub background_syncs: (u64, u64),
 }
 
-/// A background sync. What is written later is not synced by it.
+/// A sync. What is written later is not synced by it.
 #[derive(Clone, Debug)]
-struct BackgroundSync {
+struct Sync {
     /// The last change that it stores.
     last: u64,
     files: Vec<(FileNumber, usize)>,
     with_names: bool,
+    in_background: bool,
+    /// `None` until it has ended.
+    result: Option<Result<(), (Option<FileNumber>, ErrorKind)>>,
 }
 
 /// What goes wrong when a body is read back.
@@ -212,7 +212,7 @@ impl FakeDisk {
 
     /// Ends the background sync, if there is one. The server notices that later.
     pub fn let_sync_end(&self) {
-        self.0.borrow_mut().end_background_sync();
+        self.0.borrow_mut().end_sync();
     }
 
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
@@ -237,20 +237,21 @@ impl FakeDisk {
 
     /// Returns whether a background sync was begun and has not ended.
     pub fn is_syncing(&self) -> bool {
-        self.0.borrow().background_sync.is_some()
+        self.0.borrow().syncing().is_some()
     }
 
     /// Returns whether a file has records that no sync covers, also none in progress. A prepared file has
     /// none, only its version.
     pub fn has_unsynced_records(&self) -> bool {
-        let State { waiting, live, background_sync, .. } = &*self.0.borrow();
+        let state = &*self.0.borrow();
+        let State { waiting, live, .. } = state;
         let is_record = |change: &Change| match change {
             Change::Write { inode, offset, .. } => {
                 *offset >= VERSION_LEN && live.names.values().any(|named| named == inode)
             }
             Change::Resize { .. } | Change::Names(_) => false,
         };
-        let covered = background_sync.as_ref().map_or(0, |sync| sync.last);
+        let covered = state.syncing().map_or(0, |sync| sync.last);
         waiting.iter().any(|(number, change)| *number > covered && is_record(change))
     }
 
@@ -328,8 +329,7 @@ impl FakeDisk {
     pub fn after_end(&self, power_cut: Option<&mut fastrand::Rng>) -> FakeDisk {
         let mut state = self.0.borrow_mut();
         state.faults.fail_from = None;
-        state.background_sync = None;
-        state.ended_sync = None;
+        state.sync = None;
         state.reads.clear();
         let files = match (&state.remote, power_cut) {
             (None, None) => return self.clone(),
@@ -570,18 +570,24 @@ impl State {
         self.waiting.retain(|(_, change)| change.inode().is_none_or(|it| named.contains(&it)));
     }
 
-    fn end_background_sync(&mut self) {
-        if let Some(sync) = self.background_sync.take() {
-            self.ended_sync = Some(self.apply_sync(sync));
+    /// Returns the sync that has not ended.
+    fn syncing(&self) -> Option<&Sync> {
+        self.sync.as_ref().filter(|sync| sync.result.is_none())
+    }
+
+    fn end_sync(&mut self) {
+        if let Some(sync) = self.syncing().cloned() {
+            let result = Some(self.apply_sync(&sync));
+            self.sync = Some(Sync { result, ..sync });
         }
     }
 
-    fn apply_sync(&mut self, sync: BackgroundSync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
+    fn apply_sync(&mut self, sync: &Sync) -> Result<(), (Option<FileNumber>, ErrorKind)> {
         if sync.with_names {
             self.count_sync().map_err(|error| (None, error.kind()))?;
             self.store_names(sync.last);
         }
-        for (number, inode) in sync.files {
+        for &(number, inode) in &sync.files {
             self.count_sync().map_err(|error| (Some(number), error.kind()))?;
             self.store(sync.last, |change| change.inode() == Some(inode));
         }
@@ -789,33 +795,30 @@ impl Disk for FakeDisk {
     fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
         let mut state = self.0.borrow_mut();
         assert!(state.remote.is_none(), "a sync: a remote disk needs none");
-        assert!(
-            state.background_sync.is_none() && state.ended_sync.is_none(),
-            "a sync is begun, and another one has not ended"
-        );
+        assert!(state.sync.is_none(), "a sync is begun, and another one has not ended");
         let inode = |number: FileNumber| state.live.names[&name(number)];
         let files: Vec<_> = files.iter().map(|&number| (number, inode(number))).collect();
-        let is_late = in_background && state.faults.syncs_in_background;
-        state.is_sync_late = is_late;
-        if is_late {
+        let (in_background, last) =
+            (in_background && state.faults.syncs_in_background, state.written);
+        if in_background {
             state.counts.background_syncs.0 += 1;
         } else {
             state.counts.syncs += files.len() as u64;
         }
-        state.background_sync = Some(BackgroundSync { last: state.written, files, with_names });
-        if !is_late {
-            state.end_background_sync();
+        state.sync = Some(Sync { last, files, with_names, in_background, result: None });
+        if !in_background {
+            state.end_sync();
         }
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
         let mut state = self.0.borrow_mut();
         if must_wait {
-            state.end_background_sync();
+            state.end_sync();
         }
-        let ended = state.ended_sync.take()?;
-        state.counts.background_syncs.1 += u64::from(state.is_sync_late);
-        Some(ended.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
+        let ended = state.sync.take_if(|sync| sync.result.is_some())?;
+        state.counts.background_syncs.1 += u64::from(ended.in_background);
+        Some(ended.result?.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {

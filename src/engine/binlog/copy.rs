@@ -46,13 +46,10 @@ pub fn copy(
         return Err(CopyError::NotEmpty);
     }
     let files = measure_all(from)?;
-    let mut copied = Copied::default();
-    for (number, used) in files {
+    for &(number, used) in &files {
         copy_file(from, to, number, used, &mut settle)?;
-        copied.files += 1;
-        copied.bytes += used;
     }
-    Ok(copied)
+    Ok(Copied { files: files.len(), bytes: files.iter().map(|&(_, used)| used).sum() })
 }
 
 /// Returns the files with more than a version, and the offset behind the last record of each. Fails if
