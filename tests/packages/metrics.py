@@ -94,29 +94,18 @@ def check_page(server):
 
 
 def check_scrapes(scraper, server, client):
+    """The name of this tube needs quotes of Prometheus."""
     scraper.expect("sum(up)", 2)
-    instance = f'instance="{server.metrics}"'
-    for state, count in [("reserved", 1), ("delayed", 1), ("buried", 1), ("ready", 3)]:
-        scraper.expect(f'beanstalkd_tube_jobs{{{instance},tube="mail",state="{state}"}}', count)
-    scraper.expect(f'beanstalkd_tube_waiting{{{instance},tube="rare"}}', 1)
-    scraper.expect(f'beanstalkd_tube_pause_seconds{{{instance},tube="print"}}', 3600)
     client.put(b"hello", "odd$name")
-    scraper.expect(f'beanstalkd_tube_jobs{{{instance},tube="odd$name",state="ready"}}', 2)
-    print("Prometheus scrapes two servers: up is 1, and beanstalkd_jobs what it should be")
+    scraper.expect(f'beanstalkd_tube_jobs{{instance="{server.metrics}",tube="odd$name",state="ready"}}', 2)
+    print("Prometheus scrapes two servers: up is 1, and a tube has the jobs that it should have")
 
 
 def check_many_tubes(scraper, usual, telling_all):
-    """Checks pages with more tubes than the limit, and with all tubes, in chunks."""
+    """Pages with more tubes than the limit, and with all tubes, in chunks."""
     for server, told in (usual, LIMIT), (telling_all, ALL_TUBES):
         instance = f'instance="{server.metrics}"'
-        others = ALL_TUBES - told
-        scraper.expect(f"beanstalkd_tubes{{{instance}}}", ALL_TUBES)
-        scraper.expect(f"beanstalkd_tubes_told_together{{{instance}}}", others)
-        scraper.expect(f"count(beanstalkd_tube_watching{{{instance}}})", told + (others > 0))
-        # Each connection but the waiting one watches default; mail, rare and busy are watched too.
-        watching = f"sum(beanstalkd_tube_watching{{{instance}}})"
-        wait_until(f"{watching} is at least {ALL_TUBES}",
-                   lambda: (scraper.value(watching) or 0) >= ALL_TUBES, PATIENCE_S)
+        scraper.expect(f"count(beanstalkd_tube_watching{{{instance}}})", told + (told < ALL_TUBES))
         # A scrape on a busy machine may have no result, and then the next one has.
         longest = f"max_over_time(scrape_duration_seconds{{{instance}}}[1m])"
         [seconds] = wait_until(f"{longest} has a value", lambda: scraper.query(longest), PATIENCE_S)
