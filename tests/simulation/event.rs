@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::str::{FromStr, Split};
 
 /// The options of the server in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setup {
     /// The largest job allowed, in bytes.
     pub max_job_size: u32,
@@ -88,21 +88,8 @@ pub const SETTINGS: [Setting; 27] = [
 
 impl Setup {
     /// Returns the setup of a server without a binlog.
-    pub const fn new(max_job_size: u32) -> Setup {
-        Setup {
-            max_job_size,
-            bury_after: None,
-            file_size: None,
-            sync_within: None,
-            limit: None,
-            chunk_len: None,
-            congested_above: None,
-            is_batched: false,
-            eager: None,
-            body_cache: None,
-            has_threads: false,
-            limits: Limits::DEFAULT,
-        }
+    pub fn new(max_job_size: u32) -> Setup {
+        Setup { max_job_size, ..Setup::default() }
     }
 
     /// Returns the same without a binlog.

@@ -125,20 +125,33 @@ impl Model {
     // ---- Reserve ----
 
     fn reserve_best(&mut self, call: &Call<'_>, it: &Arguments) {
-        let timeout = it.secs;
         self.client(call.by).is_worker = true;
         let client = &self.clients[&call.by];
         if let Some(id) = self.first_ready(|tube| client.watches(tube)) {
             self.reserve(id, call.by, call.now);
             self.reply_job(call.by, "RESERVED", id);
-        } else if self.is_deadline_soon(call.by, call.now) {
-            self.reply(call.by, "DEADLINE_SOON");
-        } else if timeout == Some(0) || client.is_half_closed {
-            self.reply(call.by, "TIMED_OUT");
         } else {
-            let until = timeout.map(|secs| call.now + u64::from(secs) * SECOND);
             let seq = self.next_seq();
-            self.waiters.push(Waiter { client: call.by, until, batch: None, seq });
+            self.wait(call, it.secs, None, (seq, call.now));
+        }
+    }
+
+    /// A reserve has found no job: it ends, or waits since it began.
+    pub(super) fn wait(
+        &mut self,
+        call: &Call<'_>,
+        secs: Option<u32>,
+        batch: Option<usize>,
+        (seq, began_at): (u64, u64),
+    ) {
+        if self.is_deadline_soon(call.by, call.now) {
+            return self.reply(call.by, "DEADLINE_SOON");
+        }
+        let until = secs.map(|secs| began_at + u64::from(secs) * SECOND);
+        let at = self.waiters.partition_point(|other| other.seq < seq);
+        self.waiters.insert(at, Waiter { client: call.by, until, batch, seq });
+        if secs == Some(0) || self.clients[&call.by].is_half_closed {
+            self.time_out(call.by);
         }
     }
 

@@ -2,7 +2,7 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::{Argument, Arguments, Command};
-use super::{Batch, Call, Change, ClientNumber, Flush, Job, Model, SECOND, State, Waiter};
+use super::{Batch, Call, Change, ClientNumber, Flush, Job, Model, SECOND, State};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
@@ -133,16 +133,10 @@ impl Model {
         self.client(call.by).is_worker = true;
         let ids = self.reserve_more(call.by, Vec::new(), count, call.now);
         if !ids.is_empty() {
-            self.reply_batch(call.by, &ids);
-        } else if self.is_deadline_soon(call.by, call.now) {
-            self.reply(call.by, "DEADLINE_SOON");
-        } else if secs == 0 || self.clients[&call.by].is_half_closed {
-            self.reply(call.by, "RESERVED_BATCH 0");
-        } else {
-            let until = Some(call.now + u64::from(secs) * SECOND);
-            let seq = self.next_seq();
-            self.waiters.push(Waiter { client: call.by, until, batch: Some(count), seq });
+            return self.reply_batch(call.by, &ids);
         }
+        let seq = self.next_seq();
+        self.wait(call, Some(secs), Some(count), (seq, call.now));
     }
 
     /// Replies with the job for which a client has waited and the others that are there. If the job is

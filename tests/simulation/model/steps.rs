@@ -6,7 +6,7 @@
 //! between the beginning and the end of the command.
 
 use super::super::request::{self, Arguments, Command};
-use super::{Batch, Call, Client, ClientNumber, Item, Model, SECOND, State, Waiter};
+use super::{Batch, Call, Client, ClientNumber, Item, Model, State};
 use crate::harness::reply::frame;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -182,15 +182,8 @@ impl Model {
         if let Some(id) = found {
             self.reserve(id, call.by, call.now);
             self.reply_job(call.by, "RESERVED", id);
-        } else if self.is_deadline_soon(call.by, call.now) {
-            self.reply(call.by, "DEADLINE_SOON");
-        } else if secs == Some(0) || self.clients[&call.by].is_half_closed {
-            self.reply(call.by, "TIMED_OUT");
         } else {
-            let until = secs.map(|secs| step.began_at + u64::from(secs) * SECOND);
-            let at = self.waiters.partition_point(|waiter| waiter.seq < step.began);
-            let waiter = Waiter { client: call.by, until, batch: None, seq: step.began };
-            self.waiters.insert(at, waiter);
+            self.wait(call, secs, None, (step.began, step.began_at));
         }
     }
 
