@@ -17,7 +17,7 @@ use beanstalkd::testing::{
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
     inspect, listen, refuse_growth,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
@@ -166,8 +166,8 @@ struct Wire {
     sent: Vec<u8>,
     /// How many more bytes the client reads. `None`: all.
     room: Option<usize>,
-    /// The server has closed the connection.
-    is_closed: bool,
+    /// The server has closed the connection: the number of this close among all.
+    closed: Option<u64>,
 }
 
 /// The server's end of a wire.
@@ -222,9 +222,15 @@ impl Write for Pipe {
     }
 }
 
+thread_local! {
+    /// How many connections servers have closed.
+    static CLOSES: Cell<u64> = const { Cell::new(0) };
+}
+
 impl Drop for Pipe {
     fn drop(&mut self) {
-        self.0.borrow_mut().is_closed = true;
+        let number = CLOSES.replace(CLOSES.get() + 1);
+        self.0.borrow_mut().closed = Some(number);
     }
 }
 
@@ -234,7 +240,7 @@ impl Link {
     }
 
     fn is_closed(&self) -> bool {
-        self.wire.borrow().is_closed
+        self.wire.borrow().closed.is_some()
     }
 
     /// Takes the bytes that the server has sent, and checks that they are those that it has made.
@@ -457,7 +463,9 @@ impl Driver {
         let mut sent: Vec<(Client, Vec<u8>)> =
             before.iter().map(|&client| (client, self.links[client].take_sent())).collect();
         sent.retain(|(client, bytes)| dirty.contains(client) || !bytes.is_empty());
-        let closed = before.into_iter().filter(|&client| self.is_closed(client)).collect();
+        let mut closed = before;
+        closed.retain(|&client| self.is_closed(client));
+        closed.sort_by_key(|&client| self.links[client].wire.borrow().closed);
         self.forget_closed();
         self.note_made();
         Flushed { sent, closed }
