@@ -228,19 +228,19 @@ fn recover(
         Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}"))
     };
     let begun_at = clock.now();
-    let mut recovery = server.begin_recovery(disk, syncing).map_err(failed)?;
-    while let Some(file) = recovery.next_file() {
+    let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
+    while let Some(file) = replay.next_file() {
         if let Some(stop) = signals.pending_stop() {
             return Ok(Some(stop));
         }
         monitor.notifier.reading(file, clock.now());
         monitor.answer(ServerState::Starting, clock.now()).map_err(cannot_wait)?;
-        recovery.read_file().map_err(failed)?;
+        replay.read_file().map_err(failed)?;
     }
     if let Some(stop) = signals.pending_stop() {
         return Ok(Some(stop));
     }
-    let Recovered { jobs, files, used_bytes, .. } = recovery.finish(clock.now()).map_err(failed)?;
+    let Recovered { jobs, files, used_bytes, .. } = replay.finish(clock.now()).map_err(failed)?;
     let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
     info!(
         "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"

@@ -724,11 +724,11 @@ impl Conn {
         match doing {
             Doing::Body(put) => {
                 let max_len = s.settings.max_job_size as usize + CR_LF.len();
-                let is_new = put.id <= s.last_id && s.queue.jobs.find(put.id).is_none();
+                let is_new = put.id <= s.queue.last_id && s.queue.jobs.find(put.id).is_none();
                 assert!(
                     is_new && put.full_len as usize <= max_len,
                     "connection {index} puts {put:?}, the last assigned id is {}",
-                    s.last_id
+                    s.queue.last_id
                 );
             }
             Doing::Steps(Steps::Kick(kick)) => assert!(
@@ -737,7 +737,7 @@ impl Conn {
                 client.used
             ),
             Doing::LargeBody(LargePut { put, body, .. }) => assert!(
-                put.id <= s.last_id && put.full_len == body.full_len(),
+                put.id <= s.queue.last_id && put.full_len == body.full_len(),
                 "connection {index} puts {put:?} into {body:?}"
             ),
             Doing::ListTubes => {

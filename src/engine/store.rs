@@ -48,7 +48,6 @@ pub struct Store {
     pub total_connections: u64,
     /// Open connections.
     pub connections: usize,
-    pub last_id: u64,
     pub is_draining: bool,
     pub budget: Budget,
     /// The time of this visit or tick.
@@ -119,7 +118,6 @@ impl Store {
             commands: [0; COMMANDS.len()],
             total_connections: 0,
             connections: 0,
-            last_id: 0,
             is_draining: false,
             budget: Budget::new(&limits),
             clock: now,

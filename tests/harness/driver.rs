@@ -281,7 +281,13 @@ impl Driver {
         let process = process_info(options.hostname, now);
         let mut server = Server::new(options.settings, options.limits, process, now);
         let recovered = match disk {
-            Some(disk) => server.recover(disk, options.syncing, now)?,
+            Some(disk) => {
+                let mut replay = server.begin_replay(disk, options.syncing)?;
+                while replay.next_file().is_some() {
+                    replay.read_file()?;
+                }
+                replay.finish(now)?
+            }
             None => Recovered::default(),
         };
         Ok(Driver {

@@ -50,10 +50,10 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     if !has_memory || (needs_memory && !s.has_headroom(Headroom::Whole)) {
         return skip_body(c, full_len, Word::OutOfMemory);
     }
-    s.last_id += 1;
+    s.queue.last_id += 1;
     let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
     c.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-    c.doing = Doing::Body(Put { id: s.last_id, params, full_len, tube, unique });
+    c.doing = Doing::Body(Put { id: s.queue.last_id, params, full_len, tube, unique });
     Ok(Reply::Later)
 }
 

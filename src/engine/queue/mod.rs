@@ -95,6 +95,8 @@ pub struct Queue {
     pub watches: Watches,
     /// The keys of jobs.
     pub unique: UniqueKeys,
+    /// The highest id that was given to a job.
+    pub last_id: u64,
     /// The bounds of steps and iterations.
     pub limits: Limits,
     /// The results of waits that are not delivered yet, the oldest first.
@@ -260,6 +262,7 @@ impl Queue {
             clients: Clients::default(),
             watches: Watches::default(),
             unique: UniqueKeys::default(),
+            last_id: 0,
             limits,
             wait_results: VecDeque::new(),
             totals: Totals::default(),

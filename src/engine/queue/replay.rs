@@ -41,7 +41,7 @@ pub struct Recovered {
     pub files: usize,
     /// The bytes of all records.
     pub used_bytes: u64,
-    /// The highest id that was given out.
+    /// The highest id that was given to a job.
     pub last_id: u64,
 }
 
@@ -64,6 +64,8 @@ pub enum ReplayError {
 #[derive(Debug)]
 pub struct Replay<'q> {
     disk: Box<dyn Disk>,
+    /// That of the binlog which begins after it.
+    policy: Policy,
     numbers: Vec<FileNumber>,
     files_read: usize,
     history: History,
@@ -118,7 +120,11 @@ const MAX_LOGGED_DAMAGES: u64 = 100;
 
 impl Queue {
     /// Begins to read the binlog on `disk`. There must be no job and no connection.
-    pub fn begin_replay(&mut self, mut disk: Box<dyn Disk>) -> Result<Replay<'_>, ReplayError> {
+    pub fn begin_replay(
+        &mut self,
+        mut disk: Box<dyn Disk>,
+        policy: Policy,
+    ) -> Result<Replay<'_>, ReplayError> {
         let numbers = disk.list().map_err(ReplayError::List)?;
         let state = ReplayState {
             queue: self,
@@ -131,7 +137,7 @@ impl Queue {
             lost: HashSet::new(),
             damages: 0,
         };
-        Ok(Replay { disk, numbers, files_read: 0, history: History::default(), state })
+        Ok(Replay { disk, policy, numbers, files_read: 0, history: History::default(), state })
     }
 
     /// Records what happened to jobs before the server ended.
@@ -191,8 +197,8 @@ impl Replay<'_> {
 
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
-    pub fn finish(self, policy: Policy, now: Nanos) -> Result<Recovered, ReplayError> {
-        let Replay { disk, numbers, files_read, history, mut state } = self;
+    pub fn finish(self, now: Nanos) -> Result<Recovered, ReplayError> {
+        let Replay { disk, policy, numbers, files_read, history, mut state } = self;
         for (before, after) in history.gaps.lost(&numbers) {
             error!(
                 "no file between binlog.{before} and binlog.{after}: their records are lost; \
@@ -223,6 +229,7 @@ impl Replay<'_> {
                 recovered.jobs
             );
         }
+        queue.last_id = history.last_id;
         let resume = Resume { id: history.last_id, buried_at };
         let binlog = Binlog::begin(disk, policy, files, resume, now);
         queue.binlog = Some(binlog.map_err(|error| match error {

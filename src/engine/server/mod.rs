@@ -31,7 +31,7 @@ mod sending;
 
 pub use link::Readiness;
 
-use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
+use crate::engine::binlog::disk::{Disk, Progress};
 use crate::engine::binlog::{Binlog, IoFailed, Policy, Syncing, record};
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::{Activity, Conn, Doing, Steps};
@@ -42,7 +42,7 @@ use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::body::Bodies;
-use crate::engine::queue::replay::{Recovered, Replay, ReplayError};
+use crate::engine::queue::replay::{Replay, ReplayError};
 use crate::engine::queue::{Totals, WORK_PER_WAKE};
 use crate::engine::store::{Settings, Store};
 use crate::engine::time::{ClockOffset, Nanos};
@@ -122,37 +122,20 @@ impl<S> Server<S> {
 
     /// Begins to read the jobs from the binlog on `disk`, which the server then writes. Must be
     /// called before the first connection.
-    pub fn begin_recovery(
+    pub fn begin_replay(
         &mut self,
         disk: Box<dyn Disk>,
         syncing: Syncing,
-    ) -> Result<Recovery<'_>, ReplayError> {
-        let Store { queue, settings, last_id, .. } = &mut self.store;
-        let Settings {
-            binlog_file_size: file_size,
-            max_job_size: max_body_len,
-            max_binlog_bytes: max_bytes,
-            ..
-        } = *settings;
-        let limits = queue.limits;
-        let policy = Policy { file_size, max_body_len, max_bytes, syncing, limits };
-        let replay = queue.begin_replay(disk)?;
-        Ok(Recovery { replay, policy, last_id })
-    }
-
-    /// Reads all jobs from the binlog on `disk`, which the server then writes. Must be called
-    /// before the first connection. After an error no record is lost.
-    pub fn recover(
-        &mut self,
-        disk: Box<dyn Disk>,
-        syncing: Syncing,
-        now: Nanos,
-    ) -> Result<Recovered, ReplayError> {
-        let mut recovery = self.begin_recovery(disk, syncing)?;
-        while recovery.next_file().is_some() {
-            recovery.read_file()?;
-        }
-        recovery.finish(now)
+    ) -> Result<Replay<'_>, ReplayError> {
+        let Store { queue, settings, .. } = &mut self.store;
+        let policy = Policy {
+            file_size: settings.binlog_file_size,
+            max_body_len: settings.max_job_size,
+            max_bytes: settings.max_binlog_bytes,
+            syncing,
+            limits: queue.limits,
+        };
+        queue.begin_replay(disk, policy)
     }
 
     // ---- Connections ----
@@ -499,7 +482,7 @@ impl<S> Server<S> {
     }
 
     /// Checks all invariants between two calls of the methods above. They do not hold
-    /// after [`Server::recover`] has failed or [`Server::stop`] was called.
+    /// after a replay has failed or [`Server::stop`] was called.
     ///
     /// # Panics
     /// A check fails.
@@ -523,8 +506,8 @@ impl<S> Server<S> {
         links().for_each(|link| link.conn.check(s));
         for (_, job) in s.queue.jobs.iter() {
             // A damaged binlog may have ids above `HIGHEST_ID`, which were never assigned.
-            let is_assigned = job.id <= s.last_id || job.id > record::HIGHEST_ID;
-            assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, s.last_id);
+            let is_assigned = job.id <= s.queue.last_id || job.id > record::HIGHEST_ID;
+            assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, s.queue.last_id);
         }
     }
 }
@@ -653,31 +636,4 @@ fn try_reserve_entry<T>(slab: &mut Slab<T>) -> Result<(), TryReserveError> {
     drop(black_box(block));
     slab.reserve_exact(more);
     Ok(())
-}
-
-/// A recovery of jobs from a binlog, file by file.
-#[derive(Debug)]
-pub struct Recovery<'s> {
-    replay: Replay<'s>,
-    policy: Policy,
-    last_id: &'s mut u64,
-}
-
-impl Recovery<'_> {
-    /// Returns the file that is read next; `None` when all were read.
-    pub fn next_file(&self) -> Option<FileNumber> {
-        self.replay.next_file()
-    }
-
-    /// Reads the next file. After an error the recovery cannot continue.
-    pub fn read_file(&mut self) -> Result<(), ReplayError> {
-        self.replay.read_file()
-    }
-
-    /// Moves each job to its state, after all files were read. After an error no record is lost.
-    pub fn finish(self, now: Nanos) -> Result<Recovered, ReplayError> {
-        let recovered = self.replay.finish(self.policy, now)?;
-        *self.last_id = recovered.last_id;
-        Ok(recovered)
-    }
 }
