@@ -1037,7 +1037,7 @@ impl Queue {
         soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
     }
 
-    /// Returns a time not after the one when [`Queue::tick`] or [`Queue::commit`] has something to
+    /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
         if self.body_cache.is_due() && self.binlog.is_some() {
