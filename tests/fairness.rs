@@ -399,3 +399,47 @@ fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
     assert!(listed.into_iter().eq((20_001..=30_000).chain(50_001..=60_000)), "not each job once");
     server.driver.check();
 }
+
+/// Their replies with bodies cost more than an iteration has.
+#[test]
+fn workers_that_are_woken_leave_time_for_others() {
+    const JOBS: usize = 3_000;
+    let mut server = Server::new();
+    let producer = server.driver.connect();
+    let put = format!("put 0 5 9000 3900\r\n{}\r\n", "x".repeat(3_900));
+    (0..JOBS).for_each(|_| _ = server.driver.ask(producer, &put));
+    for _ in 0..JOBS {
+        let worker = server.driver.connect();
+        server.driver.receive(worker, "reserve\r\n");
+    }
+    server.driver.settle();
+    server.pass(Nanos::from_secs(20));
+    server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
+}
+
+/// As many as if one tube had all of them.
+#[test]
+fn due_jobs_of_20000_tubes_are_ready_soon() {
+    const TUBES: usize = 20_000;
+    let mut server = Server::new();
+    let producer = server.driver.connect();
+    let put = |tube: usize| format!("put-in-tube {tube} 0 5 9000 0\r\n\r\n");
+    server.driver.ask(producer, (0..TUBES).map(put).collect::<String>());
+    server.pass(Nanos::from_secs(20));
+    server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
+}
+
+/// Also if so many tubes have due jobs that one tick is too short for all.
+#[test]
+fn a_job_that_is_due_wins_over_a_later_timeout() {
+    let mut server = Server::new();
+    let [producer, worker] = server.driver.clients();
+    let put = |tube: usize| format!("put-in-tube t{tube} 0 1 9000 0\r\n\r\n");
+    server.driver.ask(producer, (0..100).map(put).collect::<String>());
+    server.driver.ask(worker, "watch t99\r\nignore default\r\n");
+    server.driver.receive(worker, "reserve-with-timeout 2\r\n");
+    server.iterate();
+    server.pass(Nanos::from_secs(20));
+    server.until(2..=100, MOST_MOVES, |driver| !driver.received(worker).is_empty());
+    assert_eq!(server.driver.take_text(worker), "RESERVED 100 0\r\n\r\n");
+}

@@ -216,6 +216,39 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
     }
 }
 
+/// A postponed job that needs no memory does not wait for others that do.
+#[test]
+fn a_postponed_job_that_finds_room_is_ready_within_two_seconds() {
+    const OTHERS: usize = 50;
+    // With a slice of one unit a retry that fails uses all of it, and is not tried again at once.
+    let limits = Limits { due_slice_work: 1, ..Limits::DEFAULT };
+    for limits in [Limits::DEFAULT, limits] {
+        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+        let [producer, worker, other] = driver.clients();
+        driver.ask(producer, "put 0 9000 9000 0\r\n\r\n");
+        driver.ask(producer, "put 1 0 9000 0\r\n\r\n".repeat(OTHERS + 1));
+        driver.ask(worker, "reserve-with-timeout 0\r\n".repeat(OTHERS + 1));
+        // It has reserved a job before, so that a reserve needs no memory.
+        driver.ask(producer, "put-in-tube other 0 0 9 0\r\n\r\n");
+        driver.ask(other, format!("reserve-job {0}\r\ndelete {0}\r\n", OTHERS + 3));
+        driver.ask(producer, "put 9 0 9000 0\r\n\r\n");
+        Driver::refuse_memory(true);
+        for id in 2..OTHERS + 2 {
+            assert_eq!(driver.ask(worker, format!("release {id} 1 500\r\n")), "RELEASED\r\n");
+        }
+        let last = OTHERS + 2;
+        assert_eq!(driver.ask(worker, format!("release {last} 5 0\r\n")), "RELEASED\r\n");
+        assert_eq!(driver.ask(producer, format!("delete {}\r\n", last + 2)), "DELETED\r\n");
+        assert_eq!(driver.facts().ready, 0, "the job is not postponed");
+        driver.advance(Nanos::from_secs(2));
+        let is_ready = driver.facts().ready == 1 || limits.due_slice_work == 1;
+        assert!(is_ready, "it waits for the others");
+        assert!(driver.next_due() > Some(driver.now), "a retry that fails is due at once");
+        Driver::refuse_memory(false);
+        driver.check();
+    }
+}
+
 /// Two bodies that arrive at the same time are not both stored if one of them fits.
 #[test]
 fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {

@@ -14,6 +14,8 @@ pub struct Budget {
     share_left: usize,
     /// The units of a tick for tubes, and again for connections.
     due_work: usize,
+    /// The units that due work has charged in this iteration.
+    charged_as_due: usize,
 }
 
 /// Units of work to read from a connection and to write to it.
@@ -23,7 +25,7 @@ impl Budget {
     /// Returns the budget before the first iteration.
     pub fn new(limits: &Limits) -> Budget {
         let Limits { iteration_work: left, shared_work: share, most_due_work, .. } = *limits;
-        Budget { left, share, share_left: 0, due_work: most_due_work }
+        Budget { left, share, share_left: 0, due_work: most_due_work, charged_as_due: 0 }
     }
 
     /// Begins an iteration in which `ready` connections are to be served. `is_late` if due work was
@@ -32,7 +34,7 @@ impl Budget {
     /// Due work gets half of the units that clients used in the previous iteration, or as many when it
     /// is late. So it gets few when iterations are short. It gets most when no client is ready.
     pub fn begin_iteration(&mut self, ready: usize, is_late: bool, limits: &Limits) {
-        let used = limits.iteration_work - self.left;
+        let used = limits.iteration_work - self.left - std::mem::take(&mut self.charged_as_due);
         let wanted = match is_late {
             _ if ready == 0 => limits.most_due_work,
             true => used.max(limits.least_late_due_work),
@@ -73,6 +75,13 @@ impl Budget {
     /// Charges work that no connection caused alone.
     pub fn charge(&mut self, work: usize) {
         self.left = self.left.saturating_sub(work);
+    }
+
+    /// Charges work that no client of this iteration caused, and leaves a quarter of the iteration to them.
+    pub fn charge_due(&mut self, work: usize, limits: &Limits) {
+        let taken = work.min(self.left.saturating_sub(limits.iteration_work / 4));
+        self.left -= taken;
+        self.charged_as_due += taken;
     }
 
     /// Charges work of the connection whose commands run.

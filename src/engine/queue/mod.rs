@@ -952,12 +952,16 @@ impl Queue {
         self.totals.delayed += 1;
     }
 
-    /// Moves postponed jobs of a tube to their places until one finds no room.
-    fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) {
-        let mut may_grow = true;
-        while *work_left > 0 {
+    /// Moves postponed jobs of a tube to their places, each at most once. One that finds no room comes behind
+    /// the others, which may need none. Returns whether one has found no room.
+    fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) -> bool {
+        let (mut may_grow, mut is_refused) = (true, false);
+        for _ in 0..self.tubes[tube].postponed.len() {
             let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
-            let Some(key) = postponed.front().map(JobKey::from_number) else { return };
+            let Some(key) = postponed.front().map(JobKey::from_number) else { break };
+            if *work_left == 0 {
+                break;
+            }
             may_grow =
                 may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
             match self.jobs[key].due {
@@ -968,10 +972,9 @@ impl Queue {
                 }
                 _ => self.make_ready_and_charge(key, work_left, now),
             }
-            if matches!(self.jobs[key].state, State::Postponed(_)) {
-                return;
-            }
+            is_refused |= matches!(self.jobs[key].state, State::Postponed(_));
         }
+        is_refused
     }
 
     pub fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
@@ -1076,12 +1079,16 @@ impl Queue {
         {
             self.due_slice(&mut work_left, |queue, left| queue.run_due_tube(tube, now, left));
         }
+        // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
+        let until = self.tube_timers.next_due().min(now);
         let mut work_left = work;
         while work_left > 0
-            && let Some(conn) = self.conn_timers.pop_due(now, &mut self.clients)
+            && let Some(conn) = self.conn_timers.pop_due(until, &mut self.clients)
         {
             self.due_slice(&mut work_left, |queue, left| queue.run_due_client(conn, now, left));
         }
+        let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
+        self.is_late |= behind + LATE < now;
     }
 
     /// Does a part of the due work of one tube or connection. What is left is due again behind the others.
@@ -1102,18 +1109,19 @@ impl Queue {
         if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
             self.end_pause(key, work_left, now);
         }
-        self.retry_postponed(key, work_left, now);
         while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
             if due > now || *work_left == 0 {
                 break;
             }
             self.make_ready_and_charge(job, work_left, now);
         }
+        // Last: while memory is short, it may take all work that is left, again and again.
+        let is_refused = self.retry_postponed(key, work_left, now);
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        // Without work left, the retry was not complete.
-        let retry_at = if *work_left == 0 { now } else { now + RETRY_AFTER };
+        // Without work left, and if no job was refused, the retry was not complete.
+        let retry_at = if *work_left == 0 && !is_refused { now } else { now + RETRY_AFTER };
         let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
         if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
             self.is_late |= next + LATE < now;

@@ -330,7 +330,7 @@ impl<S> Server<S> {
     fn deliver_and_charge(&mut self) {
         let ended = self.deliver();
         let work = ended * WORK_PER_WAKE + self.store.take_reply_work();
-        self.store.budget.charge(work);
+        self.store.budget.charge_due(work, &self.store.queue.limits);
     }
 
     /// Returns the time of the last visit or tick.
