@@ -93,10 +93,6 @@ impl<E: Entry> Heap<E> {
         self.pages.split_last().map_or(0, |(last, full)| full.len() * Self::PAGE_LEN + last.len())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.first().is_none()
-    }
-
     /// Returns the entries at the indexes in `range`, all of which must exist.
     pub fn slice(&self, range: Range<usize>) -> impl Iterator<Item = E> + '_ {
         range.map(|index| self.entry(index))

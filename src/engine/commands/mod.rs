@@ -28,6 +28,7 @@ use super::protocol::parse::{Args, LineTail};
 use super::protocol::reply::{Answer, Reply, Word};
 use super::store::Store;
 use super::text;
+use Counted::{InMetrics, InStats, Nowhere};
 use log::{debug, trace};
 
 /// Runs a command whose arguments are parsed.
@@ -66,55 +67,44 @@ const fn row(
     Command { word, arguments, counted, run }
 }
 
-const fn stats(word: &'static str, arguments: &'static [Argument], run: Handler) -> Command {
-    row(word, arguments, Counted::InStats, run)
-}
-
-const fn metrics(word: &'static str, arguments: &'static [Argument], run: Handler) -> Command {
-    row(word, arguments, Counted::InMetrics, run)
-}
-
-const fn uncounted(word: &'static str, arguments: &'static [Argument], run: Handler) -> Command {
-    row(word, arguments, Counted::Nowhere, run)
-}
-
-/// All commands. Those of `stats` come first, in the order of their lines there.
+/// All commands. Those of `stats` come first, in the order of their lines there. A word comes after those that
+/// are prefixes of it.
 pub static COMMANDS: [Command; 33] = [
-    stats("put ", &[Number, Number, Number, Number, Tag], put::put),
-    stats("peek ", &[Id], show::peek),
-    stats("peek-ready", &[], show::peek_ready),
-    stats("peek-delayed", &[], show::peek_delayed),
-    stats("peek-buried", &[], show::peek_buried),
-    stats("reserve", &[], reserve::reserve),
+    row("put ", &[Number, Number, Number, Number, Tag], InStats, put::put),
+    row("peek ", &[Id], InStats, show::peek),
+    row("peek-ready", &[], InStats, show::peek_ready),
+    row("peek-delayed", &[], InStats, show::peek_delayed),
+    row("peek-buried", &[], InStats, show::peek_buried),
+    row("reserve", &[], InStats, reserve::reserve),
     // Quirk: bytes after the number are ignored; pinned by
     // tests/conversations/reserve-with-timeout-format.txt.
-    stats("reserve-with-timeout ", &[Seconds, Anything], reserve::reserve_with_timeout),
-    stats("delete ", &[Id], change::delete),
-    stats("release ", &[Id, Number, Number], change::release),
-    stats("use ", &[Name], change::use_tube),
-    stats("watch ", &[Name], change::watch),
-    stats("ignore ", &[Name], change::ignore),
-    stats("bury ", &[Id, Number], change::bury),
-    stats("kick ", &[Bound], change::kick),
-    stats("touch ", &[Id], change::touch),
-    stats("stats", &[], show::stats),
-    stats("stats-job ", &[Id], show::stats_job),
-    stats("stats-tube ", &[Name], show::stats_tube),
-    stats("list-tubes", &[], show::list_tubes),
-    stats("list-tube-used", &[], show::list_tube_used),
-    stats("list-tubes-watched", &[], show::list_tubes_watched),
-    stats("pause-tube", &[Pause], change::pause_tube),
-    metrics("put-in-tube ", &[Tube, Number, Number, Number, Number, Tag], put::put_in_tube),
-    metrics("reserve-batch ", &[Count, OptionalSeconds], reserve::reserve_batch),
-    metrics("delete-batch ", &[Ids], change::delete_batch),
-    metrics("touch-all", &[], change::touch_all),
-    metrics("flush-tube ", &[Name], change::flush_tube),
-    metrics("flush-buried ", &[Name], change::flush_buried),
-    metrics("list-jobs ", &[Tube, State, Count, OptionalId], pages::list_jobs),
-    metrics("peek-batch ", &[Tube, State, Count, OptionalId], pages::peek_batch),
-    uncounted("reserve-job ", &[Id], reserve::reserve_job),
-    uncounted("kick-job ", &[Id], change::kick_job),
-    uncounted("quit", &[Anything], quit),
+    row("reserve-with-timeout ", &[Seconds, Anything], InStats, reserve::reserve_with_timeout),
+    row("delete ", &[Id], InStats, change::delete),
+    row("release ", &[Id, Number, Number], InStats, change::release),
+    row("use ", &[Name], InStats, change::use_tube),
+    row("watch ", &[Name], InStats, change::watch),
+    row("ignore ", &[Name], InStats, change::ignore),
+    row("bury ", &[Id, Number], InStats, change::bury),
+    row("kick ", &[Bound], InStats, change::kick),
+    row("touch ", &[Id], InStats, change::touch),
+    row("stats", &[], InStats, show::stats),
+    row("stats-job ", &[Id], InStats, show::stats_job),
+    row("stats-tube ", &[Name], InStats, show::stats_tube),
+    row("list-tubes", &[], InStats, show::list_tubes),
+    row("list-tube-used", &[], InStats, show::list_tube_used),
+    row("list-tubes-watched", &[], InStats, show::list_tubes_watched),
+    row("pause-tube", &[Pause], InStats, change::pause_tube),
+    row("put-in-tube ", &[Tube, Number, Number, Number, Number, Tag], InMetrics, put::put_in_tube),
+    row("reserve-batch ", &[Count, OptionalSeconds], InMetrics, reserve::reserve_batch),
+    row("delete-batch ", &[Ids], InMetrics, change::delete_batch),
+    row("touch-all", &[], InMetrics, change::touch_all),
+    row("flush-tube ", &[Name], InMetrics, change::flush_tube),
+    row("flush-buried ", &[Name], InMetrics, change::flush_buried),
+    row("list-jobs ", &[Tube, State, Count, OptionalId], InMetrics, pages::list_jobs),
+    row("peek-batch ", &[Tube, State, Count, OptionalId], InMetrics, pages::peek_batch),
+    row("reserve-job ", &[Id], Nowhere, reserve::reserve_job),
+    row("kick-job ", &[Id], Nowhere, change::kick_job),
+    row("quit", &[Anything], Nowhere, quit),
 ];
 
 impl Command {
@@ -136,28 +126,16 @@ impl Command {
 const MOST_OF_A_LETTER: usize = 8;
 const LETTERS: usize = 26;
 
-/// For each letter the numbers of its commands, the longest word first: one may be a prefix of another.
+/// For each letter the numbers of its commands, the last row first: a word may be a prefix of a later one.
 static BY_LETTER: [[Option<usize>; MOST_OF_A_LETTER]; LETTERS] = {
-    let mut table = [[None::<usize>; MOST_OF_A_LETTER]; LETTERS];
-    let mut number = 0;
-    while number < COMMANDS.len() {
-        let word = COMMANDS[number].word.as_bytes();
-        let row = &mut table[(word[0] - b'a') as usize];
-        let mut moved: Option<usize> = Some(number);
-        let mut at = 0;
-        while let Some(one) = moved {
-            let is_before = match row[at] {
-                None => true,
-                Some(other) => COMMANDS[one].word.len() > COMMANDS[other].word.len(),
-            };
-            if is_before {
-                let next = row[at];
-                row[at] = moved;
-                moved = next;
-            }
-            at += 1;
-        }
-        number += 1;
+    let mut table = [[None; MOST_OF_A_LETTER]; LETTERS];
+    let mut lens = [0; LETTERS];
+    let mut number = COMMANDS.len();
+    while number > 0 {
+        number -= 1;
+        let letter = (COMMANDS[number].word.as_bytes()[0] - b'a') as usize;
+        table[letter][lens[letter]] = Some(number);
+        lens[letter] += 1;
     }
     table
 };

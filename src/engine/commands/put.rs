@@ -155,7 +155,7 @@ fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
                 }
             },
         };
-        queue.put_unique(tube, id, params, unique.as_ref(), body, now)
+        queue.put(tube, id, params, unique.as_ref(), body, now)
     });
     inserted?;
     Ok(Reply::Number("INSERTED ", id))

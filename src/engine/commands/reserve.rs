@@ -74,8 +74,9 @@ fn reserve_or_wait(
     steps_left: &mut usize,
 ) -> Answer {
     match kind {
-        ReserveKind::Job => match s.queue.reserve(c.key, steps_left, s.now)? {
+        ReserveKind::Job => match s.queue.best_job(c.key, steps_left)? {
             Search::Found(job) => {
+                s.queue.make_reserved(job, c.key, s.now);
                 return reads::reply_job(
                     c,
                     s,

@@ -289,7 +289,7 @@ mod tests {
         let delay_secs = u32::from(random.u8(..4) == 0) * 60;
         let params = JobParams { pri: random.u32(..9), delay_secs, ttr_secs: 60 };
         let body = queue.bodies.add(b"body\r\n").unwrap();
-        queue.put(tube, id, params, body, NOW).unwrap();
+        queue.put(tube, id, params, None, body, NOW).unwrap();
         if random.bool() {
             queue.ensure_can_reserve(conn).unwrap();
             queue.reserve_job(conn, id, NOW).unwrap().unwrap();

@@ -345,7 +345,7 @@ mod tests {
         let tube = queue.find_or_create_tube(tube).unwrap();
         let params = JobParams { pri: 7, delay_secs, ttr_secs: 60 };
         let body = queue.bodies.add(b"body\r\n").unwrap();
-        queue.put(tube, id, params, body, NOW).unwrap();
+        queue.put(tube, id, params, None, body, NOW).unwrap();
     }
 
     fn connect(queue: &mut Queue, index: usize) -> ConnKey {

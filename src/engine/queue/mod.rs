@@ -82,7 +82,7 @@ use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::{Pause, Tube, Tubes};
 use unique::{NewKey, UniqueKeys};
-use waiters::{Search, Wait, WaitSeq, Watches, Watching};
+use waiters::{Wait, WaitSeq, Watches, Watching};
 
 /// All jobs, tubes and clients, and the rules for them.
 #[derive(Debug)]
@@ -544,21 +544,10 @@ impl Queue {
 
     // ---- Jobs ----
 
-    /// Puts a job with a complete body into a tube. On an error the body is dropped, and the tube is
-    /// removed if it is idle.
+    /// Puts a job with a complete body into a tube, perhaps with a key that is not in force:
+    /// [`Queue::find_unique`] finds no job. On an error the body is dropped, and the tube is removed if it is
+    /// idle.
     pub fn put(
-        &mut self,
-        key: TubeKey,
-        id: u64,
-        params: JobParams,
-        body: Body,
-        now: Nanos,
-    ) -> Result<(), NoSpace> {
-        self.put_unique(key, id, params, None, body, now)
-    }
-
-    /// As [`Queue::put`], with a key that is not in force: [`Queue::find_unique`] finds no job.
-    pub fn put_unique(
         &mut self,
         key: TubeKey,
         id: u64,
@@ -614,21 +603,6 @@ impl Queue {
     /// Ensures that the connection can reserve one more job without allocating.
     pub fn ensure_can_reserve(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
         self.clients[conn].reserved.try_reserve_one()
-    }
-
-    /// Reserves the best job of the tubes that the connection watches. Checks at most `steps_left`
-    /// tubes.
-    pub fn reserve(
-        &mut self,
-        conn: ConnKey,
-        steps_left: &mut usize,
-        now: Nanos,
-    ) -> Result<Search, TryReserveError> {
-        let search = self.best_job(conn, steps_left)?;
-        if let Search::Found(job) = search {
-            self.make_reserved(job, conn, now);
-        }
-        Ok(search)
     }
 
     /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
@@ -752,23 +726,19 @@ impl Queue {
     /// connections as it may. Returns an error only if the binlog has no space for the first one.
     pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
         for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
+            if kick.left == 0 || self.wait_results.len() >= self.limits.wakes_per_step {
+                break;
+            }
             let tube = &self.tubes[kick.tube];
             let next =
                 if kick.takes_buried { tube.first_buried() } else { tube.next_to_kick(&self.jobs) };
             match next.map(|job| self.kick_one(job, now)) {
-                Some(Ok(())) => {
-                    kick.left -= 1;
-                    kick.kicked += 1;
-                }
-                Some(Err(_)) if kick.kicked > 0 => kick.left = 0,
-                Some(Err(no_space)) => {
+                Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
+                Some(Err(no_space)) if kick.kicked == 0 => {
                     kick.left = 0;
                     return Err(no_space);
                 }
-                None => kick.left = 0,
-            }
-            if kick.left == 0 || self.wait_results.len() >= self.limits.wakes_per_step {
-                break;
+                Some(Err(_)) | None => kick.left = 0,
             }
         }
         self.compact();

@@ -85,7 +85,7 @@ mod tests {
             for id in 1..=2_000 {
                 let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: random.u32(2..50) };
                 let body = queue.bodies.add(b"\r\n").unwrap();
-                queue.put(tube, id, params, body, NOW).unwrap();
+                queue.put(tube, id, params, None, body, NOW).unwrap();
                 queue.ensure_can_reserve(conn).unwrap();
                 queue.reserve_job(conn, id, NOW).unwrap().unwrap();
             }

@@ -457,7 +457,7 @@ mod tests {
             let tube = queue.find_or_create_tube("a").unwrap();
             let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
             let body = queue.bodies.add(b"body\r\n").unwrap();
-            queue.put_unique(tube, id, params, Some(&new), body, now).unwrap();
+            queue.put(tube, id, params, Some(&new), body, now).unwrap();
         }
         hit
     }

@@ -418,10 +418,6 @@ impl Watching {
         self.all.len() as usize
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     pub fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }
@@ -602,13 +598,16 @@ mod tests {
         queue.use_tube(conn, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
         let tube = queue.clients[conn].used;
-        queue.put(tube, id, params, body, NOW).unwrap();
+        queue.put(tube, id, params, None, body, NOW).unwrap();
     }
 
     fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
         queue.ensure_can_reserve(conn).unwrap();
-        match queue.reserve(conn, &mut usize::MAX.clone(), NOW).unwrap() {
-            Search::Found(job) => Some(queue.jobs[job].id),
+        match queue.best_job(conn, &mut usize::MAX.clone()).unwrap() {
+            Search::Found(job) => {
+                queue.make_reserved(job, conn, NOW);
+                Some(queue.jobs[job].id)
+            }
             Search::Nothing => None,
             Search::Unfinished => panic!("a reserve without a step limit is unfinished"),
         }
