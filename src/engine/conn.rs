@@ -65,10 +65,9 @@ pub enum Doing {
     /// A command line.
     #[default]
     Line,
-    /// The rest of a line that is too long. Only its tail is kept.
-    SkipLine(LineTail),
-    /// The rest of a long line for which there is no memory.
-    SkipLongLine,
+    /// The rest of a line that is too long, of which only the tail is kept; `None` for a line for which there
+    /// is no memory.
+    SkipLine(Option<LineTail>),
     /// The body of a job.
     Body(Put),
     /// The body of a job, which is read straight into its slot.
@@ -190,7 +189,6 @@ impl Doing {
         match self {
             Doing::Line
             | Doing::SkipLine(_)
-            | Doing::SkipLongLine
             | Doing::Body(_)
             | Doing::LargeBody(_)
             | Doing::SkipBody(..)
@@ -397,7 +395,6 @@ impl Conn {
                 let tail = *tail;
                 self.skip_line(tail, input)
             }
-            Doing::SkipLongLine => self.skip_long_line(input),
             Doing::SkipBody(left, word) => {
                 let dropped = input.len().min(*left);
                 *input = &input[dropped..];
@@ -457,7 +454,6 @@ impl Conn {
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
             Doing::Line
             | Doing::SkipLine(_)
-            | Doing::SkipLongLine
             | Doing::Body(_)
             | Doing::SkipBody(..)
             | Doing::Steps(_)
@@ -631,41 +627,31 @@ impl Conn {
         }
         if window.len() < line_max {
             if window.len() >= TAGGED_LINE_MAX && s.is_crowded() {
-                return self.skip_long_line(input);
+                return self.skip_line(None, input);
             }
             self.searched = u16::try_from(window.len()).expect("a line has at most 21,015 bytes");
             return None;
         }
-        self.skip_line(LineTail::default(), input)
+        self.skip_line(Some(LineTail::default()), input)
     }
 
-    /// `tail` is the tail of the bytes that were dropped.
-    fn skip_line(&mut self, mut tail: LineTail, input: &mut &[u8]) -> Option<Answer> {
-        if let Some(length) = find_line_end(input) {
-            tail.add(&input[..length]);
-            *input = &input[length + CR_LF.len()..];
-            self.doing = Doing::Line;
-            return Some(reject(self, tail, Word::BadFormat));
-        }
+    /// Drops a line up to its end. `tail` is the tail of the bytes that were dropped, unless there is no memory
+    /// for the line.
+    fn skip_line(&mut self, mut tail: Option<LineTail>, input: &mut &[u8]) -> Option<Answer> {
+        let end = find_line_end(input);
         // A CR at the end may be the first half of the line's end.
-        let kept = usize::from(input.ends_with(b"\r"));
-        let (dropped, rest) = input.split_at(input.len() - kept);
-        tail.add(dropped);
-        *input = rest;
-        self.doing = Doing::SkipLine(tail);
-        None
-    }
-
-    /// Skips a line up to its end.
-    fn skip_long_line(&mut self, input: &mut &[u8]) -> Option<Answer> {
-        self.doing = Doing::SkipLongLine;
-        if let Some(length) = find_line_end(input) {
-            *input = &input[length + CR_LF.len()..];
-            self.doing = Doing::Line;
-            return Some(Err(Word::OutOfMemory));
+        let len = end.unwrap_or(input.len() - usize::from(input.ends_with(b"\r")));
+        if let Some(tail) = &mut tail {
+            tail.add(&input[..len]);
         }
-        *input = &input[input.len() - usize::from(input.ends_with(b"\r"))..];
-        None
+        *input = &input[len..];
+        if end.is_none() {
+            self.doing = Doing::SkipLine(tail);
+            return None;
+        }
+        *input = &input[CR_LF.len()..];
+        self.doing = Doing::Line;
+        Some(tail.map_or(Err(Word::OutOfMemory), |tail| reject(self, tail, Word::BadFormat)))
     }
 
     // ---- Checking ----
@@ -690,7 +676,7 @@ impl Conn {
             Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
             Doing::Line => input.len() < line_max(input) && find_line_end(input).is_none(),
-            Doing::SkipLine(_) | Doing::SkipLongLine => input.is_empty() || input == b"\r",
+            Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
             Doing::LargeBody(large) => {
                 input.is_empty() && large.filled < large.put.full_len as usize
@@ -746,7 +732,6 @@ impl Conn {
             Doing::Bodies(wanted) => s.reads.check(self.key, wanted, &s.queue.limits),
             Doing::Line
             | Doing::SkipLine(_)
-            | Doing::SkipLongLine
             | Doing::SkipBody(..)
             | Doing::Steps(_)
             | Doing::Wait(..)
