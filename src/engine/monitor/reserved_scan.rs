@@ -44,7 +44,7 @@ impl ReservedScan {
             budget -= 1;
             let mut start = 0;
             if let Some(client) = queue.clients.get(ConnKey::from_index(self.conn)) {
-                let reserved = client.reserved();
+                let reserved = &client.reserved;
                 let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
                 start = left - left.min(budget);
                 budget -= left - start;

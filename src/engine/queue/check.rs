@@ -8,9 +8,11 @@
 //! jobs, tubes, connections and watches.
 
 use super::body::Body;
+use super::clients::Client;
+use super::due::SAFETY_MARGIN;
 use super::job::{Holder, Job, State};
 use super::tube::Tube;
-use super::{Client, Queue, SAFETY_MARGIN, URGENT_BELOW};
+use super::{Queue, URGENT_BELOW};
 use crate::engine::binlog::record;
 use crate::engine::keys::{ConnKey, JobKey, Key, Owner, TubeKey};
 use crate::engine::time::Nanos;

@@ -44,6 +44,8 @@
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
+//! | [`clients`] | the rules' part of connections, and closing it in steps |
+//! | [`due`] | waiting, and what happens when time passes |
 //! | [`check`] | counts everything again and compares, for tests |
 
 pub mod body;
@@ -51,7 +53,9 @@ pub mod body_cache;
 pub mod browse;
 pub mod bury_after;
 pub mod check;
+pub mod clients;
 pub mod counts;
+pub mod due;
 pub mod flush;
 pub mod job;
 pub mod listing;
@@ -64,25 +68,23 @@ pub mod unique;
 pub mod waiters;
 
 use super::binlog::{Binlog, NoSpace};
-use super::collections::heap::Heap;
 use super::collections::list::Links;
-use super::collections::slab::PagedSlab;
-use super::collections::timers::{Timed, Timers};
-use super::headroom::{self, Headroom};
+use super::collections::timers::Timers;
 use super::keys::{ConnKey, JobKey, Key, TubeKey};
 use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
 use bury_after::BuryLog;
+use clients::{Clients, Closing};
 use counts::CountedEvent;
 use flush::Flushes;
 use job::{Holder, Job, JobParams, Jobs, ReservedEntry, State, Target};
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
-use tube::{Pause, Tube, Tubes};
+use tube::{Tube, Tubes};
 use unique::{NewKey, UniqueKeys};
-use waiters::{Wait, WaitSeq, Watches, Watching};
+use waiters::{WaitSeq, Watches};
 
 /// All jobs, tubes and clients, and the rules for them.
 #[derive(Debug)]
@@ -113,7 +115,7 @@ pub struct Queue {
     conn_timers: Timers<ConnKey>,
     /// The time of the last tick. What it has left is due then.
     ticked_at: Nanos,
-    /// Due work was postponed by more than [`LATE`].
+    /// Due work was postponed by more than 20 ms.
     is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
@@ -140,15 +142,6 @@ pub enum WaitResult {
     DeadlineSoon,
     /// The timeout of the reserve has passed.
     TimedOut,
-}
-
-/// A closed connection whose jobs are released and whose watches are removed in steps.
-#[derive(Debug)]
-struct Closing {
-    conn: ConnKey,
-    /// Its reserved jobs in reverse order of reservation; empty if there are more than
-    /// [`MAX_ORDERED_RELEASES`].
-    release_order: Vec<JobKey>,
 }
 
 /// The result of a command for one job.
@@ -188,49 +181,8 @@ pub struct Totals {
     pub waiting: u64,
 }
 
-/// The clients, by connection.
-pub type Clients = PagedSlab<ConnKey, Client>;
-
-/// The part of a connection that the rules use.
-#[derive(Debug)]
-pub struct Client {
-    /// The tube of its puts.
-    pub used: TubeKey,
-    /// The tubes from which it reserves.
-    pub watching: Watching,
-    /// The jobs that it has reserved, the one with the first deadline on top.
-    reserved: Heap<ReservedEntry>,
-    /// The index of its timer, which fires when the next deadline, safety margin or timeout is due.
-    timer: u32,
-    is_producer: bool,
-    is_worker: bool,
-}
-
-impl Client {
-    /// Returns the jobs that the connection has reserved.
-    pub fn reserved(&self) -> &Heap<ReservedEntry> {
-        &self.reserved
-    }
-}
-
-impl Timed for ConnKey {
-    type Store = Clients;
-
-    fn timer_index(self, clients: &Clients) -> Option<u32> {
-        clients.get(self).map(|client| client.timer)
-    }
-
-    fn timer_index_mut(self, clients: &mut Clients) -> &mut u32 {
-        &mut clients[self].timer
-    }
-}
-
 /// Jobs with a priority below this are urgent.
 const URGENT_BELOW: u32 = 1024;
-
-/// A wait ends with `DEADLINE_SOON` when a reserved job of the connection is this close to its
-/// deadline.
-const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 
 /// Bytes moved by compaction in one unit of work (0.25 us), and units of work to free a page of
 /// bodies together with its jobs.
@@ -242,14 +194,9 @@ const INVALIDATIONS_PER_WORK: usize = 4;
 /// The time until a job for which there was no memory is tried again.
 const RETRY_AFTER: Nanos = Nanos::from_secs(1);
 
-/// When due work has waited this long, ticks do more.
-const LATE: Nanos = Nanos::from_millis(20);
-/// Units of work to move a job, to remove a watch, and to reply to a connection that waited.
+/// Units of work to move a job, and to reply to a connection that waited.
 const WORK_PER_MOVE: usize = 2;
-const WORK_PER_WATCH: usize = 4;
 pub const WORK_PER_WAKE: usize = 16;
-/// A closed connection with at most this many jobs releases them in the order of reservation.
-const MAX_ORDERED_RELEASES: usize = 4096;
 
 impl Queue {
     /// Returns an empty queue with the `default` tube.
@@ -292,158 +239,6 @@ impl Queue {
         queue
     }
 
-    // ---- Connections ----
-
-    /// Adds a connection, which uses and watches `default`, under a key that no connection has.
-    pub fn connect(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
-        let client = Client {
-            used: Tubes::DEFAULT,
-            watching: Watching::default(),
-            reserved: Heap::default(),
-            timer: 0,
-            is_producer: false,
-            is_worker: false,
-        };
-        self.conn_timers.try_reserve_one()?;
-        self.clients.try_insert(conn, client)?;
-        if let Err(no_memory) = self.add_watch(conn, Tubes::DEFAULT) {
-            self.clients.remove(conn);
-            return Err(no_memory);
-        }
-        self.conn_timers.add(conn, &mut self.clients);
-        self.tubes[Tubes::DEFAULT].using += 1;
-        Ok(())
-    }
-
-    /// Closes a connection: ends its wait, releases its jobs in the order of reservation, and
-    /// removes its watches. Returns `false` if [`Queue::close_next`] must do the rest. A connection
-    /// with more than 4,096 jobs releases them in the order of their deadlines.
-    pub fn disconnect(&mut self, conn: ConnKey, now: Nanos) -> bool {
-        self.stop_waiting(conn);
-        let client = &mut self.clients[conn];
-        self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
-        self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
-        let mut entries: Vec<ReservedEntry> = Vec::new();
-        let count = client.reserved.len();
-        if count <= MAX_ORDERED_RELEASES && entries.try_reserve_exact(count).is_ok() {
-            entries.extend(client.reserved.iter());
-            // The latest reservation first.
-            let next = self.next_reserve_seq;
-            entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
-        }
-        let release_order = entries.into_iter().map(|entry| entry.job).collect();
-        let mut closing = Closing { conn, release_order };
-        let mut work_left = self.closing_work_left;
-        let is_done = with_slice(&mut work_left, self.limits.closing_slice_work, |slice_left| {
-            self.close_step(&mut closing, slice_left, now)
-        });
-        self.closing_work_left = work_left;
-        if !is_done {
-            self.closing.push_back(closing);
-        }
-        is_done
-    }
-
-    /// Releases more jobs and removes more watches of closed connections. Returns a connection that
-    /// has none left; its key is free.
-    pub fn close_next(&mut self, work_left: &mut usize, now: Nanos) -> Option<ConnKey> {
-        while *work_left > 0 {
-            let mut closing = self.closing.pop_front()?;
-            let is_done = with_slice(work_left, self.limits.closing_slice_work, |slice_left| {
-                self.close_step(&mut closing, slice_left, now)
-            });
-            if is_done {
-                return Some(closing.conn);
-            }
-            self.closing.push_back(closing);
-        }
-        None
-    }
-
-    /// Returns the closed connections that still have jobs or watches.
-    pub fn closing(&self) -> impl ExactSizeIterator<Item = ConnKey> + '_ {
-        self.closing.iter().map(|closing| closing.conn)
-    }
-
-    /// Ensures that closing any connection, including one more, needs no memory.
-    pub fn try_reserve_closing(&mut self) -> Result<(), TryReserveError> {
-        self.closing.try_reserve(self.clients.len() + 1)
-    }
-
-    fn close_step(&mut self, closing: &mut Closing, work_left: &mut usize, now: Nanos) -> bool {
-        let conn = closing.conn;
-        if !self.release_reserved(closing, work_left, now) {
-            return false;
-        }
-        while let Some(watch) = self.clients[conn].watching.first_watch() {
-            if *work_left == 0 {
-                return false;
-            }
-            *work_left = work_left.saturating_sub(WORK_PER_WATCH);
-            let tube = self.remove_watch(watch);
-            self.remove_tube_if_idle(tube);
-        }
-        self.remove_client(conn);
-        true
-    }
-
-    /// Releases the jobs that a closed connection has reserved. Returns `false` if `work_left` is
-    /// too small.
-    fn release_reserved(
-        &mut self,
-        closing: &mut Closing,
-        work_left: &mut usize,
-        now: Nanos,
-    ) -> bool {
-        let conn = closing.conn;
-        while let Some(soonest) = self.clients[conn].reserved.first() {
-            if *work_left == 0 {
-                return false;
-            }
-            // Between two steps the TTR may run out, and another client may delete the job.
-            let is_reserved = |job: &JobKey| {
-                let state = self.jobs.get(*job).map(|job| job.state);
-                state.and_then(State::holder) == Some(conn)
-            };
-            let job = closing.release_order.pop().filter(is_reserved).unwrap_or(soonest.job);
-            if self.is_flushed(&self.jobs[job]) {
-                self.free_flushed_reserved(job, work_left, now);
-            } else {
-                self.take_back(job, work_left, now);
-            }
-        }
-        true
-    }
-
-    /// Makes a job ready and charges the work to `work_left`.
-    fn make_ready_and_charge(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
-        let before = self.wait_results.len();
-        self.detach(job);
-        self.make_ready(job, now);
-        let wakes = self.wait_results.len() - before;
-        *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
-    }
-
-    /// Removes a client that has no job, no watch and no wait.
-    fn remove_client(&mut self, conn: ConnKey) {
-        let client = self.clients.remove(conn).expect("no client for this connection");
-        self.conn_timers.remove(client.timer, &mut self.clients);
-        self.tubes[client.used].using -= 1;
-        self.remove_tube_if_idle(client.used);
-    }
-
-    /// Counts the connection as a producer.
-    pub fn mark_producer(&mut self, conn: ConnKey) {
-        let was_one = std::mem::replace(&mut self.clients[conn].is_producer, true);
-        self.totals.producers += u64::from(!was_one);
-    }
-
-    /// Counts the connection as a worker.
-    pub fn mark_worker(&mut self, conn: ConnKey) {
-        let was_one = std::mem::replace(&mut self.clients[conn].is_worker, true);
-        self.totals.workers += u64::from(!was_one);
-    }
-
     // ---- Tubes ----
 
     /// Sets the tube of the connection's puts; creates it if there is none of this name.
@@ -476,44 +271,6 @@ impl Queue {
         self.remove_watch(watch);
         self.remove_tube_if_idle(tube);
         true
-    }
-
-    /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`. Returns `false`
-    /// if there is no such tube.
-    pub fn pause(&mut self, name: &str, secs: u32, now: Nanos) -> bool {
-        let Some(key) = self.tubes.find(name) else { return false };
-        let until = now + Nanos::from_secs(secs);
-        let tube = &mut self.tubes[key];
-        tube.pauses += 1;
-        if secs == 0 {
-            // Quirk: 0 seconds end the pause in force, if any; pinned by
-            // tests/conversations/pause-tube-anew.txt.
-            self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
-        } else {
-            tube.pause = Some(Box::new(Pause { secs, until }));
-            self.tube_timers.set_no_later_than(key, until, &mut self.tubes);
-        }
-        true
-    }
-
-    /// Ends a pause and serves the waiters. If `work_left` is too small for all of them, the pause
-    /// stays in force until the next tick.
-    fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
-        let pause = self.tubes[key].pause.take();
-        while *work_left > 0 && self.serve_waiter(key, now) {
-            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
-        }
-        if self.tubes[key].best_job(&self.jobs).is_none() {
-            return;
-        }
-        if self.longest_waiting(key).is_some() {
-            let tube = &mut self.tubes[key];
-            tube.pause = pause;
-            tube.pause.iter_mut().for_each(|pause| pause.until = now);
-            self.tube_timers.set_no_later_than(key, now, &mut self.tubes);
-        } else {
-            self.invalidate(key);
-        }
     }
 
     /// Returns the tube of this name; creates it if there is none. If the caller neither puts a job
@@ -885,6 +642,15 @@ impl Queue {
         }
     }
 
+    /// Makes a job ready and charges the work to `work_left`.
+    fn make_ready_and_charge(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
+        let before = self.wait_results.len();
+        self.detach(job);
+        self.make_ready(job, now);
+        let wakes = self.wait_results.len() - before;
+        *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
+    }
+
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey, now: Nanos) -> bool {
@@ -970,193 +736,4 @@ impl Queue {
         tube.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }
-
-    // ---- Waiting and time ----
-
-    /// Makes the connection wait for a job. The wait also ends with its timeout, or when a reserved
-    /// job is near its deadline. Returns `false` if `steps_left` is too small to queue it at all
-    /// tubes: the connection does not wait, and must search again.
-    pub fn wait(
-        &mut self,
-        conn: ConnKey,
-        wait: Wait,
-        steps_left: &mut usize,
-        now: Nanos,
-    ) -> Result<bool, TryReserveError> {
-        let waits = headroom::leave(Headroom::ThreeQuarters, || {
-            // All waits may end at once.
-            let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);
-            self.wait_results.try_reserve(waiting.saturating_add(1))?;
-            self.enqueue_waiter(conn, wait, steps_left)
-        })?;
-        if waits {
-            self.totals.waiting += 1;
-            self.set_client_timer(conn, now);
-        }
-        Ok(waits)
-    }
-
-    /// Ends the wait of the connection, if it waits, without a result.
-    pub fn stop_waiting(&mut self, conn: ConnKey) {
-        if self.clients[conn].watching.wait.take().is_some() {
-            self.totals.waiting -= 1;
-        }
-    }
-
-    /// Returns whether a reserved job of the connection reaches its deadline in at most 1 s.
-    pub fn is_deadline_soon(&self, conn: ConnKey, now: Nanos) -> bool {
-        let soonest = self.clients[conn].reserved.first();
-        let soonest = soonest.filter(|entry| entry.deadline <= now + SAFETY_MARGIN);
-        soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
-    }
-
-    /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
-    /// do; [`Nanos::NEVER`] if nothing is due.
-    pub fn next_due(&self) -> Nanos {
-        if self.body_cache.is_due() && self.binlog.is_some() {
-            return Nanos::ZERO;
-        }
-        let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
-        let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
-        let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
-        let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
-    }
-
-    /// Begins an iteration: connections that are closed in it have a budget of their own.
-    pub fn begin_iteration(&mut self) {
-        self.closing_work_left = self.limits.closing_work;
-    }
-
-    /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
-    /// first, so that a job that becomes ready wins over a timeout.
-    pub fn tick(&mut self, work: usize, now: Nanos) {
-        if let Some(binlog) = &mut self.binlog {
-            binlog.tick(now);
-            self.compact();
-            // This compaction is charged to no connection.
-            self.moved_bytes = 0;
-        }
-        self.evict_step();
-        self.bodies.reap(self.limits.freed_per_tick_bytes, now);
-        self.bury_log.tick(now);
-        self.is_late = false;
-        self.forget_ended(now);
-        self.ticked_at = now;
-        let mut work_left = work;
-        while work_left > 0
-            && let Some(tube) = self.tube_timers.pop_due(now, &mut self.tubes)
-        {
-            self.due_slice(&mut work_left, |queue, left| queue.run_due_tube(tube, now, left));
-        }
-        // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
-        let until = self.tube_timers.next_due().min(now);
-        let mut work_left = work;
-        while work_left > 0
-            && let Some(conn) = self.conn_timers.pop_due(until, &mut self.clients)
-        {
-            self.due_slice(&mut work_left, |queue, left| queue.run_due_client(conn, now, left));
-        }
-        let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        self.is_late |= behind + LATE < now;
-    }
-
-    /// Does a part of the due work of one tube or connection. What is left is due again behind the others.
-    fn due_slice(&mut self, work_left: &mut usize, run: impl FnOnce(&mut Queue, &mut usize)) {
-        with_slice(work_left, self.limits.due_slice_work, |slice_left| {
-            run(self, slice_left);
-            // The check costs one unit even if nothing is due any more.
-            *slice_left = slice_left.saturating_sub(1);
-        });
-    }
-
-    /// Returns whether due work was postponed by more than 20 ms.
-    pub fn is_late(&self) -> bool {
-        self.is_late
-    }
-
-    fn run_due_tube(&mut self, key: TubeKey, now: Nanos, work_left: &mut usize) {
-        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
-            self.end_pause(key, work_left, now);
-        }
-        while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
-            if due > now || *work_left == 0 {
-                break;
-            }
-            self.make_ready_and_charge(job, work_left, now);
-        }
-        // Last: while memory is short, it may take all work that is left, again and again.
-        let is_refused = self.retry_postponed(key, work_left, now);
-        let tube = &self.tubes[key];
-        let delay_end = self.next_delayed(tube).map(|(_, due)| due);
-        let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        // Without work left, and if no job was refused, the retry was not complete.
-        let retry_at = if *work_left == 0 && !is_refused { now } else { now + RETRY_AFTER };
-        let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
-        if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
-            self.is_late |= next + LATE < now;
-            self.tube_timers.set_no_later_than(key, next.max(now), &mut self.tubes);
-        }
-    }
-
-    /// Returns the delayed job that is due first, and when it is due.
-    fn next_delayed(&self, tube: &Tube) -> Option<(JobKey, Nanos)> {
-        let job = JobKey::from_number(tube.delayed.first(&self.jobs)?);
-        Some((job, self.jobs[job].due))
-    }
-
-    fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
-        loop {
-            self.free_flushed_tops(conn, work_left, now);
-            let first = self.clients[conn].reserved.first();
-            let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
-            if *work_left == 0 {
-                break;
-            }
-            self.jobs.count_event(expired.job, CountedEvent::Timeout);
-            self.totals.timeouts += 1;
-            self.take_back(expired.job, work_left, now);
-        }
-        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
-            if self.is_deadline_soon(conn, now) {
-                self.end_wait(conn, WaitResult::DeadlineSoon);
-                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
-            } else if until <= now {
-                self.end_wait(conn, WaitResult::TimedOut);
-                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
-            }
-        }
-        let first = self.clients[conn].reserved.first();
-        self.is_late |= first.is_some_and(|first| first.deadline + LATE < now);
-        self.set_client_timer(conn, now);
-    }
-
-    /// Ends the wait of the connection with this result.
-    pub fn end_wait(&mut self, conn: ConnKey, result: WaitResult) {
-        self.stop_waiting(conn);
-        self.wait_results.push_back((conn, result));
-    }
-
-    /// Sets the timer of a connection to the first of these: the deadline of a reserved job; and
-    /// during a wait, 1 s before that deadline, and the timeout.
-    fn set_client_timer(&mut self, conn: ConnKey, now: Nanos) {
-        let client = &self.clients[conn];
-        let wait = client.watching.wait;
-        let deadline = client.reserved.first().map(|entry| entry.deadline);
-        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
-        let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
-        let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
-        if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
-            self.conn_timers.set_no_later_than(conn, next.max(now), &mut self.clients);
-        }
-    }
-}
-
-/// Runs `step` with at most `max` units of `work_left`, and subtracts the units that it used.
-fn with_slice<R>(work_left: &mut usize, max: usize, step: impl FnOnce(&mut usize) -> R) -> R {
-    let slice = max.min(*work_left);
-    let mut slice_left = slice;
-    let result = step(&mut slice_left);
-    *work_left -= slice - slice_left;
-    result
 }

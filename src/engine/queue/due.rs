@@ -1,0 +1,248 @@
+//! Waiting, and what is due: the ends of delays, pauses, TTRs and timeouts, and what ticks do besides.
+
+use super::counts::CountedEvent;
+use super::tube::{Pause, Tube};
+use super::waiters::Wait;
+use super::{Queue, RETRY_AFTER, WORK_PER_WAKE, WaitResult};
+use crate::engine::binlog::Binlog;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+/// A wait ends with `DEADLINE_SOON` when a reserved job of the connection is this close to its
+/// deadline.
+pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
+/// When due work has waited this long, ticks do more.
+const LATE: Nanos = Nanos::from_millis(20);
+
+impl Queue {
+    /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`. Returns `false`
+    /// if there is no such tube.
+    pub fn pause(&mut self, name: &str, secs: u32, now: Nanos) -> bool {
+        let Some(key) = self.tubes.find(name) else { return false };
+        let until = now + Nanos::from_secs(secs);
+        let tube = &mut self.tubes[key];
+        tube.pauses += 1;
+        if secs == 0 {
+            // Quirk: 0 seconds end the pause in force, if any; pinned by
+            // tests/conversations/pause-tube-anew.txt.
+            self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
+        } else {
+            tube.pause = Some(Box::new(Pause { secs, until }));
+            self.tube_timers.set_no_later_than(key, until, &mut self.tubes);
+        }
+        true
+    }
+
+    /// Ends a pause and serves the waiters. If `work_left` is too small for all of them, the pause
+    /// stays in force until the next tick.
+    fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
+        let pause = self.tubes[key].pause.take();
+        while *work_left > 0 && self.serve_waiter(key, now) {
+            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+        }
+        if self.tubes[key].best_job(&self.jobs).is_none() {
+            return;
+        }
+        if self.longest_waiting(key).is_some() {
+            let tube = &mut self.tubes[key];
+            tube.pause = pause;
+            tube.pause.iter_mut().for_each(|pause| pause.until = now);
+            self.tube_timers.set_no_later_than(key, now, &mut self.tubes);
+        } else {
+            self.invalidate(key);
+        }
+    }
+
+    /// Makes the connection wait for a job. The wait also ends with its timeout, or when a reserved
+    /// job is near its deadline. Returns `false` if `steps_left` is too small to queue it at all
+    /// tubes: the connection does not wait, and must search again.
+    pub fn wait(
+        &mut self,
+        conn: ConnKey,
+        wait: Wait,
+        steps_left: &mut usize,
+        now: Nanos,
+    ) -> Result<bool, TryReserveError> {
+        let waits = headroom::leave(Headroom::ThreeQuarters, || {
+            // All waits may end at once.
+            let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);
+            self.wait_results.try_reserve(waiting.saturating_add(1))?;
+            self.enqueue_waiter(conn, wait, steps_left)
+        })?;
+        if waits {
+            self.totals.waiting += 1;
+            self.set_client_timer(conn, now);
+        }
+        Ok(waits)
+    }
+
+    /// Ends the wait of the connection, if it waits, without a result.
+    pub fn stop_waiting(&mut self, conn: ConnKey) {
+        if self.clients[conn].watching.wait.take().is_some() {
+            self.totals.waiting -= 1;
+        }
+    }
+
+    /// Returns whether a reserved job of the connection reaches its deadline in at most 1 s.
+    pub fn is_deadline_soon(&self, conn: ConnKey, now: Nanos) -> bool {
+        let soonest = self.clients[conn].reserved.first();
+        let soonest = soonest.filter(|entry| entry.deadline <= now + SAFETY_MARGIN);
+        soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
+    }
+
+    /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
+    /// do; [`Nanos::NEVER`] if nothing is due.
+    pub fn next_due(&self) -> Nanos {
+        if self.body_cache.is_due() && self.binlog.is_some() {
+            return Nanos::ZERO;
+        }
+        let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
+        let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
+        let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
+        let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
+        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
+    }
+
+    /// Begins an iteration: connections that are closed in it have a budget of their own.
+    pub fn begin_iteration(&mut self) {
+        self.closing_work_left = self.limits.closing_work;
+    }
+
+    /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
+    /// first, so that a job that becomes ready wins over a timeout.
+    pub fn tick(&mut self, work: usize, now: Nanos) {
+        if let Some(binlog) = &mut self.binlog {
+            binlog.tick(now);
+            self.compact();
+            // This compaction is charged to no connection.
+            self.moved_bytes = 0;
+        }
+        self.evict_step();
+        self.bodies.reap(self.limits.freed_per_tick_bytes, now);
+        self.bury_log.tick(now);
+        self.is_late = false;
+        self.forget_ended(now);
+        self.ticked_at = now;
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(tube) = self.tube_timers.pop_due(now, &mut self.tubes)
+        {
+            self.due_slice(&mut work_left, |queue, left| queue.run_due_tube(tube, now, left));
+        }
+        // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
+        let until = self.tube_timers.next_due().min(now);
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(conn) = self.conn_timers.pop_due(until, &mut self.clients)
+        {
+            self.due_slice(&mut work_left, |queue, left| queue.run_due_client(conn, now, left));
+        }
+        let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
+        self.is_late |= behind + LATE < now;
+    }
+
+    /// Does a part of the due work of one tube or connection. What is left is due again behind the others.
+    fn due_slice(&mut self, work_left: &mut usize, run: impl FnOnce(&mut Queue, &mut usize)) {
+        with_slice(work_left, self.limits.due_slice_work, |slice_left| {
+            run(self, slice_left);
+            // The check costs one unit even if nothing is due any more.
+            *slice_left = slice_left.saturating_sub(1);
+        });
+    }
+
+    /// Returns whether due work was postponed by more than 20 ms.
+    pub fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    fn run_due_tube(&mut self, key: TubeKey, now: Nanos, work_left: &mut usize) {
+        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
+            self.end_pause(key, work_left, now);
+        }
+        while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
+            if due > now || *work_left == 0 {
+                break;
+            }
+            self.make_ready_and_charge(job, work_left, now);
+        }
+        // Last: while memory is short, it may take all work that is left, again and again.
+        let is_refused = self.retry_postponed(key, work_left, now);
+        let tube = &self.tubes[key];
+        let delay_end = self.next_delayed(tube).map(|(_, due)| due);
+        let pause_end = tube.pause.as_ref().map(|pause| pause.until);
+        // Without work left, and if no job was refused, the retry was not complete.
+        let retry_at = if *work_left == 0 && !is_refused { now } else { now + RETRY_AFTER };
+        let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
+        if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
+            self.is_late |= next + LATE < now;
+            self.tube_timers.set_no_later_than(key, next.max(now), &mut self.tubes);
+        }
+    }
+
+    /// Returns the delayed job that is due first, and when it is due.
+    pub(super) fn next_delayed(&self, tube: &Tube) -> Option<(JobKey, Nanos)> {
+        let job = JobKey::from_number(tube.delayed.first(&self.jobs)?);
+        Some((job, self.jobs[job].due))
+    }
+
+    fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
+        loop {
+            self.free_flushed_tops(conn, work_left, now);
+            let first = self.clients[conn].reserved.first();
+            let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
+            if *work_left == 0 {
+                break;
+            }
+            self.jobs.count_event(expired.job, CountedEvent::Timeout);
+            self.totals.timeouts += 1;
+            self.take_back(expired.job, work_left, now);
+        }
+        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
+            if self.is_deadline_soon(conn, now) {
+                self.end_wait(conn, WaitResult::DeadlineSoon);
+                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+            } else if until <= now {
+                self.end_wait(conn, WaitResult::TimedOut);
+                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+            }
+        }
+        let first = self.clients[conn].reserved.first();
+        self.is_late |= first.is_some_and(|first| first.deadline + LATE < now);
+        self.set_client_timer(conn, now);
+    }
+
+    /// Ends the wait of the connection with this result.
+    pub fn end_wait(&mut self, conn: ConnKey, result: WaitResult) {
+        self.stop_waiting(conn);
+        self.wait_results.push_back((conn, result));
+    }
+
+    /// Sets the timer of a connection to the first of these: the deadline of a reserved job; and
+    /// during a wait, 1 s before that deadline, and the timeout.
+    pub(super) fn set_client_timer(&mut self, conn: ConnKey, now: Nanos) {
+        let client = &self.clients[conn];
+        let wait = client.watching.wait;
+        let deadline = client.reserved.first().map(|entry| entry.deadline);
+        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
+        let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
+        let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
+        if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
+            self.conn_timers.set_no_later_than(conn, next.max(now), &mut self.clients);
+        }
+    }
+}
+
+/// Runs `step` with at most `max` units of `work_left`, and subtracts the units that it used.
+pub(super) fn with_slice<R>(
+    work_left: &mut usize,
+    max: usize,
+    step: impl FnOnce(&mut usize) -> R,
+) -> R {
+    let slice = max.min(*work_left);
+    let mut slice_left = slice;
+    let result = step(&mut slice_left);
+    *work_left -= slice - slice_left;
+    result
+}
