@@ -429,7 +429,7 @@ fn due_jobs_of_20000_tubes_are_ready_soon() {
     server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
 }
 
-/// Also if so many tubes have due jobs that one tick is too short for all.
+/// Even when the due jobs of all tubes are more than one tick moves.
 #[test]
 fn a_job_that_is_due_wins_over_a_later_timeout() {
     let mut server = Server::new();

@@ -636,7 +636,7 @@ impl Queue {
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
-        // Nobody waits while the tube has a job, so only the first one is of interest.
+        // No connection waits while the tube has a job, so only the best one is offered.
         if tube.best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube_key, now) {
             self.invalidate(tube_key);
         }
@@ -693,11 +693,11 @@ impl Queue {
     fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) -> bool {
         let (mut may_grow, mut is_refused) = (true, false);
         for _ in 0..self.tubes[tube].postponed.len() {
-            let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
-            let Some(key) = postponed.front().map(JobKey::from_number) else { break };
             if *work_left == 0 {
                 break;
             }
+            let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
+            let Some(key) = postponed.front().map(JobKey::from_number) else { break };
             may_grow =
                 may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
             match self.jobs[key].due {
