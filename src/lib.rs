@@ -24,6 +24,7 @@
 //! | [`engine::protocol`] | arguments of command lines; replies to bytes |
 //! | [`engine::queue`] | the rules: jobs, tubes, waiting workers, time, what is logged |
 //! | [`engine::binlog`] | records on disk: writing, syncing, space, compaction, reading |
+//! | [`attention`] | what needs attention: the rules, for the status page and `beanstalkctl` |
 //! | [`engine::budget`], [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
 //!
 //! # A command from socket to socket
@@ -70,6 +71,7 @@
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the map is for those who read the source")]
 
+pub mod attention;
 mod engine;
 mod logging;
 pub mod options;
