@@ -74,6 +74,7 @@ FEATURES ?=
 # What is installed and packaged, and the target that builds it.
 BINARY = target/$(if $(FEATURES),$(FEATURES)/)release/beanstalkd
 BUILT = $(or $(FEATURES),all)
+PAGES = $(notdir $(wildcard man/*.[1-9]))
 
 all:
 	$(CARGO) build --release
@@ -96,7 +97,7 @@ check-style:
 # Skipped if mandoc is not installed; .ci/run installs it.
 check-man:
 	@if command -v mandoc >/dev/null; then \
-		cd man && mandoc -T lint -W warning beanstalkd.1 beanstalkd-protocol.7; \
+		cd man && mandoc -T lint -W warning $(PAGES); \
 	else echo 'SKIPPED: mandoc is not installed, the man pages are not checked'; [ "$$CI" != true ]; fi
 
 check-clients: all
@@ -186,13 +187,14 @@ screenshots: all
 picture: all
 	@$(PYTHON) -B dist/pictures/dashboard.py target/release/beanstalkd dist/grafana/beanstalkd.svg
 
-install: $(BUILT)
-	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(MANDIR)/man1' '$(DESTDIR)$(MANDIR)/man7' \
-		'$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
+# `sudo make install' installs what is built, so that cargo does not run as root.
+install: $(if $(and $(filter 0,$(shell id -u)),$(wildcard $(BINARY))),,$(BUILT))
+	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
 		'$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
 	$(INSTALL) -m 755 $(BINARY) '$(DESTDIR)$(BINDIR)/beanstalkd'
-	$(INSTALL) -m 644 man/beanstalkd.1 '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1'
-	$(INSTALL) -m 644 man/beanstalkd-protocol.7 '$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7'
+	for page in $(PAGES); do \
+		$(INSTALL) -D -m 644 man/$$page '$(DESTDIR)$(MANDIR)'/man$${page##*.}/$$page || exit 1; \
+	done
 	$(INSTALL) -m 644 LICENSE '$(DESTDIR)$(LICENSEDIR)/LICENSE'
 	$(INSTALL) -m 644 dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket \
 		'$(DESTDIR)$(UNITDIR)'
@@ -204,8 +206,8 @@ install: $(BUILT)
 
 # Keeps directories, except the one with the name of the project.
 uninstall:
-	rm -f '$(DESTDIR)$(BINDIR)/beanstalkd' '$(DESTDIR)$(MANDIR)/man1/beanstalkd.1' \
-		'$(DESTDIR)$(MANDIR)/man7/beanstalkd-protocol.7' '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
+	for page in $(PAGES); do rm -f '$(DESTDIR)$(MANDIR)'/man$${page##*.}/$$page; done
+	rm -f '$(DESTDIR)$(BINDIR)/beanstalkd' '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
 		'$(DESTDIR)$(UNITDIR)/beanstalkd.service' '$(DESTDIR)$(UNITDIR)/beanstalkd.socket' \
 		'$(DESTDIR)$(BASHDIR)/beanstalkd' '$(DESTDIR)$(ZSHDIR)/_beanstalkd' \
 		'$(DESTDIR)$(FISHDIR)/beanstalkd.fish'

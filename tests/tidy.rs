@@ -428,7 +428,8 @@ fn the_package_has_what_its_users_need() {
         dist/prometheus/beanstalkd.rules.test.yml dist/prometheus/beanstalkd.rules.yml \
         dist/prometheus/cluster.rules.test.yml dist/prometheus/cluster.rules.yml \
         dist/status/status-dark.png dist/status/status-phone.png dist/status/status.png \
-        dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket man/beanstalkd-protocol.7 \
+        dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket man/beanstalkd-binlog.5 \
+        man/beanstalkd-cluster.7 man/beanstalkd-monitoring.7 man/beanstalkd-protocol.7 \
         man/beanstalkd.1";
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(cargo);

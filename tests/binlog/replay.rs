@@ -94,7 +94,7 @@ fn an_absurd_last_id_in_a_file_header_is_ignored() {
     }
 }
 
-/// See beanstalkd(1), THE BINLOG. Delays of 100 and 300 seconds begin.
+/// See beanstalkd-binlog(5). Delays of 100 and 300 seconds begin.
 #[test]
 fn due_times_follow_the_wall_clock_of_the_next_start() {
     // How far the wall clock is ahead when the jobs are put; how far it is ahead or behind at the start;

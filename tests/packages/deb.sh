@@ -172,7 +172,9 @@ try_without_systemd() {
 	install_ours
 	[ "$(inside stat -c '%U:%G %a' /var/lib/beanstalkd)" = 'beanstalkd:beanstalkd 750' ] || fail 'the directory of the jobs'
 	for file in /etc/default/beanstalkd /lib/systemd/system/beanstalkd.service /lib/systemd/system/beanstalkd.socket \
-		/usr/share/man/man1/beanstalkd.1.gz /usr/share/man/man7/beanstalkd-protocol.7.gz /usr/share/doc/beanstalkd/copyright; do
+		/usr/share/man/man1/beanstalkd.1.gz /usr/share/man/man5/beanstalkd-binlog.5.gz \
+		/usr/share/man/man7/beanstalkd-cluster.7.gz /usr/share/man/man7/beanstalkd-monitoring.7.gz \
+		/usr/share/man/man7/beanstalkd-protocol.7.gz /usr/share/doc/beanstalkd/copyright; do
 		inside test -s "$file" || fail "there is no $file"
 	done
 	if inside test -e /run/beanstalkd.pid; then fail 'it started against the policy'; fi

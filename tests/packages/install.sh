@@ -20,6 +20,9 @@ cat >"$scratch/promised" <<-'FILES'
 	644 opt/queue/share/doc/beanstalkd-server/LICENSE
 	644 opt/queue/share/fish/vendor_completions.d/beanstalkd.fish
 	644 opt/queue/share/man/man1/beanstalkd.1
+	644 opt/queue/share/man/man5/beanstalkd-binlog.5
+	644 opt/queue/share/man/man7/beanstalkd-cluster.7
+	644 opt/queue/share/man/man7/beanstalkd-monitoring.7
 	644 opt/queue/share/man/man7/beanstalkd-protocol.7
 	644 opt/queue/share/zsh/site-functions/_beanstalkd
 FILES
