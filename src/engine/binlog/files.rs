@@ -235,15 +235,25 @@ impl Files {
     }
 
     /// Returns the prepared files, the oldest first.
-    pub fn prepared(&self) -> impl ExactSizeIterator<Item = &File> + DoubleEndedIterator {
+    pub fn prepared(&self) -> impl DoubleEndedIterator<Item = &File> {
         self.list.iter().skip(self.current + 1)
+    }
+
+    /// Returns how many prepared files there are.
+    pub fn prepared_count(&self) -> usize {
+        self.list.len().saturating_sub(self.current + 1)
     }
 
     /// Returns the index of the file with this number.
     pub fn find_file(&self, number: FileNumber) -> Option<usize> {
+        let is_at = |index: usize| self.list.get(index).is_some_and(|file| file.number == number);
+        // That is its index unless numbers are missing.
+        let index = number.checked_sub(self.oldest_number())? as usize;
+        if is_at(index) {
+            return Some(index);
+        }
         let index = self.list.partition_point(|file| file.number < number);
-        self.list.get(index).filter(|file| file.number == number)?;
-        Some(index)
+        is_at(index).then_some(index)
     }
 
     /// Returns the file with this number, which must exist.

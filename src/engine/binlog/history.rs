@@ -16,8 +16,8 @@
 
 use super::disk::{Disk, FileNumber};
 use super::gaps::Gaps;
-use super::key_record::KeyRecord;
 use super::reader::{Damage, Item, ReadError, Reader, Record};
+use super::record::KeyRecord;
 use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, Layout, Mark, RecordState};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
@@ -131,7 +131,7 @@ impl History {
                 self.gaps.add(gap);
                 self.key_before = key_before;
             }
-            Content::Flush(_) => {}
+            Content::Flush(_) | Content::FileHeader(_) => {}
         }
         None
     }

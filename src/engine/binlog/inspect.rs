@@ -10,8 +10,8 @@
 
 use super::disk::{Disk, FileNumber};
 use super::history::{Event, Flushes, History};
-use super::key_record::KeyRecord;
 use super::reader::{Damage, Item, ReadError, Reader, Record};
+use super::record::KeyRecord;
 use super::record::{
     Content, FILE_HEAD_LEN, Fields, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
 };
@@ -231,7 +231,7 @@ impl Survey {
                 .add(Rc::from(tube), flush)
                 .map_err(|error| ReadError::no_memory(number, error))?,
             // The record of a kept key is not live: its end is not recorded.
-            Content::Key(_) | Content::Gap(_) => {}
+            Content::Key(_) | Content::Gap(_) | Content::FileHeader(_) => {}
         }
         Ok(())
     }

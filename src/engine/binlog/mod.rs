@@ -20,7 +20,6 @@
 //! |---|---|
 //! | [`disk`] | the trait for files in a directory |
 //! | [`record`] | one record to and from bytes |
-//! | [`key_record`] | the record of the key of a unique job |
 //! | [`reader`] | reads one file, however damaged it is |
 //! | [`history`] | what the records of all files mean together |
 //! | [`files`] | the table of files, and of the jobs that belong to them |
@@ -41,7 +40,6 @@ pub mod files;
 pub mod gaps;
 pub mod history;
 pub mod inspect;
-pub mod key_record;
 pub mod reader;
 pub mod reads;
 pub mod record;
@@ -56,8 +54,7 @@ use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber};
 use files::{Entry, File, Files, SHORT};
-use key_record::KeyRecord;
-use record::{Fields, FlushKind, RecordState};
+use record::{Content, Decision, Fields, FlushKind, KeyRecord, RecordState};
 use space::Space;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -239,7 +236,7 @@ impl Binlog {
         // buried ones.
         let _ = self.files.set_buried_at(key, buried_at);
         self.files.supersede(Owner::Job(key));
-        self.append(fields, "", &[]);
+        self.append(&Content::Job(*fields), "", &[]);
         self.charge(SHORT);
     }
 
@@ -254,7 +251,7 @@ impl Binlog {
     ) {
         let job = Owner::Job(job);
         if let Some((key, record)) = &kept {
-            self.append_key(record);
+            self.append(&Content::Key(*record), "", &[]);
             self.files.supersede(job);
             self.files.add(Owner::KeptKey(*key), (self.files.current().number, 0), SHORT, false);
         }
@@ -265,7 +262,12 @@ impl Binlog {
         if has_room {
             // It may be in another file than the key.
             self.files.supersede(job);
-            self.append_delete(fields, is_flushed);
+            let unsynced_since = self.sync.unsynced_since;
+            self.append(&Content::Job(*fields), "", &[]);
+            if is_flushed {
+                self.sync.unsynced_since = unsynced_since;
+                self.has_exempt = true;
+            }
         }
         let entry = self.files.remove(job);
         if is_flushed {
@@ -286,7 +288,7 @@ impl Binlog {
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) -> Result<(), NoSpace> {
         self.reserve_from_headroom(record::full_len(tube, 0) as u64)?;
         self.files.supersede_file(0);
-        self.append_uncounted(&record::flush(kind, decided_at), tube);
+        self.append(&Content::Flush(Decision { kind, decided_at }), tube, &[]);
         Ok(())
     }
 
@@ -312,7 +314,7 @@ impl Binlog {
     pub fn move_kept_key(&mut self, key: KeptKey, kept: &KeyRecord) -> u64 {
         let place = (self.files.current().number, 0);
         self.files.move_to(Owner::KeptKey(key), place, SHORT);
-        self.append_key(kept);
+        self.append(&Content::Key(*kept), "", &[]);
         self.note_moved(SHORT)
     }
 
@@ -326,8 +328,10 @@ impl Binlog {
     }
 
     fn append_full(&mut self, records: &FullRecords<'_>) {
-        records.unique.iter().for_each(|unique| self.append_key(unique));
-        self.append(&records.fields, records.tube, records.body);
+        if let Some(unique) = records.unique {
+            self.append(&Content::Key(unique), "", &[]);
+        }
+        self.append(&Content::Job(records.fields), records.tube, records.body);
     }
 
     /// Returns the moment for a job that is buried now. It is later than that of every job buried
@@ -369,7 +373,9 @@ impl Binlog {
         }
         self.removal_step();
         self.remove_excess();
-        self.truncate_step();
+        if self.sync.is_truncating {
+            self.sync.is_truncating = self.disk.truncate_step();
+        }
         self.hand_over();
         self.status()
     }

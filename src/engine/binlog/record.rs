@@ -38,12 +38,26 @@
 //! beanstalkd a record of a delete of each job follows. This server ignores these deletes if the
 //! record of the flush is lost, as after a power cut: then no job is deleted.
 //!
-//! The record of the key of a unique job is a short record with an id that no job has; see
-//! [`key_record`](super::key_record).
-//!
 //! The record of a gap is a short record with an id that no job has. It has the numbers of files that were
 //! removed before older ones: the first where other records have the creation of the job, the last in the
 //! place of the due moment. C beanstalkd skips it.
+//!
+//! The record of the key of a unique job is a short record with an id that no job has. C beanstalkd skips it.
+//! In the place of the fields of a job it has:
+//!
+//! | field | content |
+//! |---|---|
+//! | priority | for how many seconds the key is kept after the delete of the job |
+//! | delay, TTR | the secret with which the digest was made |
+//! | when the job was put | the id of the job |
+//! | when the job is due | until when the key of a deleted job is kept, since 1970; 0 while there is the job |
+//! | the first four counts | the digest of the tube and the key |
+//!
+//! The key of a job has its record directly before each full record of the job, in the same file. So a
+//! torn write loses both, or leaves a key that no job follows, which is ignored. When a job is deleted
+//! whose key is kept, a record of the kept key is directly before the record of the delete. Without that
+//! delete it is ignored too. Compaction writes the record of a kept key alone. All records of a binlog have
+//! one secret: each start reads it from them.
 //!
 //! The four bytes behind the length of the body have the nonce of the file, which no client knows.
 //! So a client cannot put a job whose body is taken for records when the records before it are
@@ -51,7 +65,7 @@
 
 use super::disk::FileNumber;
 use super::gaps::Gap;
-use super::key_record::KeyRecord;
+use crate::engine::digest::{Digest, Secret};
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -67,7 +81,7 @@ pub struct Counts {
 }
 
 /// The fields of a job in a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fields {
     pub id: u64,
     pub pri: u32,
@@ -87,9 +101,10 @@ pub struct Fields {
 }
 
 /// A property of a record that C beanstalkd ignores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mark {
     /// Nothing.
+    #[default]
     None = 0,
     /// A worker has reserved the buried job. Flushes of buried jobs do not delete it.
     Held = 1,
@@ -115,14 +130,58 @@ pub struct Decision {
     pub decided_at: Nanos,
 }
 
-/// The state of a job in a record. The numbers are those of C beanstalkd.
+/// The key of a unique job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// The id of the job that has or had the key.
+    pub id: u64,
+    pub digest: Digest,
+    pub secret: Secret,
+    /// For how many seconds the key is kept after the delete of the job.
+    pub ttl_secs: u32,
+    /// Since 1970. The job is deleted, and its key is kept until then. `None` while there is the job.
+    pub kept_until: Option<Nanos>,
+}
+
+/// The state of a job in a record. The numbers are those of C beanstalkd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordState {
+    #[default]
     Deleted = 0,
     Ready = 1,
     Reserved = 2,
     Buried = 3,
     Delayed = 4,
+}
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    Job(Fields),
+    /// The key of the job of the next record, or a kept key.
+    Key(KeyRecord),
+    /// A flush of the tube of the record.
+    Flush(Decision),
+    Gap(Gap),
+    /// The last id that was given out, so that ids continue from there when all older files are removed. Only
+    /// the first record of a file has it: see [`FileHeader`].
+    FileHeader(u64),
+}
+
+/// The fields as they are in a record of any content.
+#[derive(Default)]
+struct Raw {
+    id: u64,
+    pri: u32,
+    delay: u64,
+    ttr: u64,
+    body_len: u32,
+    nonce: u32,
+    created: u64,
+    moment: u64,
+    counts: [u32; 5],
+    state: u8,
+    mark: u8,
 }
 
 /// The layout of a file. It follows from the version and the file header record.
@@ -162,27 +221,25 @@ pub const FLUSH_BURIED_ID: u64 = u64::MAX - 2;
 /// The id of records of keys. No job has it.
 pub const KEY_ID: u64 = u64::MAX - 3;
 /// The id of records of gaps. No job has it.
-pub(super) const GAP_ID: u64 = u64::MAX - 4;
+pub const GAP_ID: u64 = u64::MAX - 4;
 /// The highest id that is plausible. A higher one is believed only if the ids before it were
 /// nearly as high.
 pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
 
-pub(super) const NAME_LENGTH_LEN: usize = 4;
+const NAME_LENGTH_LEN: usize = 4;
 const FIELDS_LEN: usize = 80;
-/// The fields of a record as bytes, with a checksum of zero.
-pub(super) type FieldBytes = [u8; FIELDS_LEN];
 
 // The offsets of the fields, in bytes from the first one.
-pub(super) const ID_AT: usize = 0;
-pub(super) const PRI_AT: usize = 8;
+const ID_AT: usize = 0;
+const PRI_AT: usize = 8;
 const CHECKSUM_AT: usize = 12;
-pub(super) const DELAY_AT: usize = 16;
+const DELAY_AT: usize = 16;
 const TTR_AT: usize = 24;
 const BODY_LEN_AT: usize = 32;
-pub(super) const NONCE_AT: usize = 36;
-pub(super) const CREATED_AT: usize = 40;
-pub(super) const MOMENT_AT: usize = 48;
-pub(super) const COUNTS_AT: usize = 56;
+const NONCE_AT: usize = 36;
+const CREATED_AT: usize = 40;
+const MOMENT_AT: usize = 48;
+const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
 const MARK_AT: usize = 77;
 
@@ -197,100 +254,110 @@ pub fn full_len(tube: &str, body_len: usize) -> usize {
     SHORT_LEN + tube.len() + body_len
 }
 
-/// Appends a record with a checksum to `out`, without its body, which the caller appends. A short
-/// record has an empty tube and body.
-pub fn write(out: &mut Vec<u8>, fields: &Fields, tube: &str, body: &[u8], nonce: u32) {
-    write_bytes(out, &fields_to_bytes(fields, nonce), tube, body);
-}
-
-/// As [`write()`], with fields that are converted already.
-pub(super) fn write_bytes(out: &mut Vec<u8>, fields: &FieldBytes, tube: &str, body: &[u8]) {
+/// Appends a record with a checksum to `out`. A short record has an empty tube and body. The body is left to the
+/// caller unless it `is_copied`.
+pub fn write(
+    out: &mut Vec<u8>,
+    content: &Content,
+    tube: &str,
+    (body, is_copied): (&[u8], bool),
+    nonce: u32,
+) {
     let start = out.len();
     let name_len = i32::try_from(tube.len()).expect("a name of a tube has at most 200 bytes");
     out.extend_from_slice(&name_len.to_ne_bytes());
     out.extend_from_slice(tube.as_bytes());
-    let fields_at = out.len();
-    out.extend_from_slice(fields);
+    let checksum_at = out.len() + CHECKSUM_AT;
+    out.extend_from_slice(&Raw { nonce, ..content.to_raw() }.to_bytes());
+    let (copied, left) = if is_copied { (body, &[][..]) } else { (&[][..], body) };
+    out.extend_from_slice(copied);
     let mut crc = crc32fast::Hasher::new();
     crc.update(&out[start..]);
-    crc.update(body);
-    let checksum_at = fields_at + CHECKSUM_AT;
+    crc.update(left);
     out[checksum_at..checksum_at + 4].copy_from_slice(&crc.finalize().to_ne_bytes());
 }
 
-/// Appends the file header record to `out`. It has the last id that was given out, so that ids
-/// continue from there when all other files are removed.
-pub fn write_file_header(out: &mut Vec<u8>, last_id: u64, nonce: u32) {
-    write(out, &file_header(last_id), "", &[], nonce);
-}
-
-fn file_header(last_id: u64) -> Fields {
-    let due_or_buried_at = Nanos::from_nanos(last_id);
-    Fields { due_or_buried_at, ..of_no_job(FILE_HEADER_ID) }
-}
-
-/// Returns the fields of the record of a flush, which also has the name of the tube.
-pub fn flush(kind: FlushKind, decided_at: Nanos) -> Fields {
-    let id = match kind {
-        FlushKind::All => FLUSH_ALL_ID,
-        FlushKind::Buried => FLUSH_BURIED_ID,
-    };
-    Fields { created_at: decided_at, ..of_no_job(id) }
-}
-
-/// Returns the fields of the record of a gap.
-pub fn gap((first, last): Gap) -> Fields {
-    let created_at = Nanos::from_nanos(first.into());
-    Fields { created_at, due_or_buried_at: Nanos::from_nanos(last.into()), ..of_no_job(GAP_ID) }
-}
-
-fn of_no_job(id: u64) -> Fields {
-    Fields {
-        id,
-        pri: 0,
-        delay_secs: 0,
-        ttr_secs: 0,
-        body_len: 0,
-        created_at: Nanos::ZERO,
-        due_or_buried_at: Nanos::ZERO,
-        counts: Counts::default(),
-        state: RecordState::Deleted,
-        mark: Mark::None,
+impl Content {
+    fn to_raw(self) -> Raw {
+        match self {
+            Content::Job(job) => {
+                let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
+                Raw {
+                    id: job.id,
+                    pri: job.pri,
+                    delay: Nanos::from_secs(job.delay_secs).as_nanos(),
+                    ttr: Nanos::from_secs(job.ttr_secs).as_nanos(),
+                    body_len: job.body_len,
+                    created: job.created_at.as_nanos(),
+                    moment: job.due_or_buried_at.as_nanos(),
+                    counts: [reserves, timeouts, releases, buries, kicks],
+                    state: job.state as u8,
+                    mark: job.mark as u8,
+                    ..Raw::default()
+                }
+            }
+            Content::Key(key) => {
+                let ([delay, ttr], [a, b, c, d]) = (key.secret.0, key.digest.0);
+                let moment = key.kept_until.map_or(0, |until| until.as_nanos().max(1));
+                let (pri, created, counts) = (key.ttl_secs, key.id, [a, b, c, d, 0]);
+                Raw { id: KEY_ID, pri, delay, ttr, created, moment, counts, ..Raw::default() }
+            }
+            Content::Flush(Decision { kind, decided_at }) => {
+                let id = match kind {
+                    FlushKind::All => FLUSH_ALL_ID,
+                    FlushKind::Buried => FLUSH_BURIED_ID,
+                };
+                Raw { id, created: decided_at.as_nanos(), ..Raw::default() }
+            }
+            Content::Gap((first, last)) => {
+                Raw { id: GAP_ID, created: first.into(), moment: last.into(), ..Raw::default() }
+            }
+            Content::FileHeader(moment) => Raw { id: FILE_HEADER_ID, moment, ..Raw::default() },
+        }
     }
 }
 
-fn fields_to_bytes(fields: &Fields, nonce: u32) -> FieldBytes {
-    let Counts { reserves, timeouts, releases, buries, kicks } = fields.counts;
-    let mut bytes = [0; FIELDS_LEN];
-    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(ID_AT, &fields.id.to_ne_bytes());
-    put(PRI_AT, &fields.pri.to_ne_bytes());
-    put(DELAY_AT, &Nanos::from_secs(fields.delay_secs).as_nanos().to_ne_bytes());
-    put(TTR_AT, &Nanos::from_secs(fields.ttr_secs).as_nanos().to_ne_bytes());
-    put(BODY_LEN_AT, &fields.body_len.to_ne_bytes());
-    put(NONCE_AT, &nonce.to_ne_bytes());
-    put(CREATED_AT, &fields.created_at.as_nanos().to_ne_bytes());
-    put(MOMENT_AT, &fields.due_or_buried_at.as_nanos().to_ne_bytes());
-    for (index, count) in [reserves, timeouts, releases, buries, kicks].into_iter().enumerate() {
-        put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
+impl Raw {
+    /// Returns the fields with a checksum of zero.
+    fn to_bytes(&self) -> [u8; FIELDS_LEN] {
+        let mut bytes = [0; FIELDS_LEN];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(ID_AT, &self.id.to_ne_bytes());
+        put(PRI_AT, &self.pri.to_ne_bytes());
+        put(DELAY_AT, &self.delay.to_ne_bytes());
+        put(TTR_AT, &self.ttr.to_ne_bytes());
+        put(BODY_LEN_AT, &self.body_len.to_ne_bytes());
+        put(NONCE_AT, &self.nonce.to_ne_bytes());
+        put(CREATED_AT, &self.created.to_ne_bytes());
+        put(MOMENT_AT, &self.moment.to_ne_bytes());
+        for (index, count) in self.counts.into_iter().enumerate() {
+            put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
+        }
+        put(STATE_AT, &[self.state, self.mark]);
+        bytes
     }
-    put(STATE_AT, &[fields.state as u8]);
-    put(MARK_AT, &[fields.mark as u8]);
-    bytes
+
+    fn of_bytes(bytes: &[u8]) -> Raw {
+        let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
+        let u64_at = |at| u64::from_ne_bytes(array(bytes, at));
+        Raw {
+            id: u64_at(ID_AT),
+            pri: u32_at(PRI_AT),
+            delay: u64_at(DELAY_AT),
+            ttr: u64_at(TTR_AT),
+            body_len: u32_at(BODY_LEN_AT),
+            nonce: u32_at(NONCE_AT),
+            created: u64_at(CREATED_AT),
+            moment: u64_at(MOMENT_AT),
+            counts: std::array::from_fn(|index| u32_at(COUNTS_AT + 4 * index)),
+            state: bytes[STATE_AT],
+            // Version 5 has none.
+            mark: bytes.get(MARK_AT).copied().unwrap_or_default(),
+        }
+    }
 }
 
 // ---- From bytes ----
-
-/// What a record is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    Job(Fields),
-    /// The key of the job of the next record, or a kept key.
-    Key(KeyRecord),
-    /// A flush of the tube of the record.
-    Flush(Decision),
-    Gap(Gap),
-}
 
 /// The part of a record before its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -411,38 +478,34 @@ impl Layout {
         let len = fields_at + self.fields_len;
         let head = bytes.get(..len).ok_or(Corruption::CutShort)?;
         let (name, fields) = (&head[self.name_at..fields_at], &head[fields_at..]);
-        let id = u64::from_ne_bytes(array(fields, ID_AT));
-        if id == 0 {
+        let raw = Raw::of_bytes(fields);
+        if raw.id == 0 {
             let is_blank = head.iter().all(|&byte| byte == 0);
             return Err(if is_blank { Corruption::Zeros } else { ID });
         }
-        let of_job = self.fields(fields)?;
         let is_short = name.is_empty();
+        let of_job = self.fields(&raw)?;
         if !is_short && !is_tube_name(name) {
             return Err(NAME);
         }
         let is_deleted = of_job.state == RecordState::Deleted;
-        let content = match id {
-            _ if id < GAP_ID => Some(Content::Job(of_job)),
+        let content = match raw.id {
+            id if id < GAP_ID => Some(Content::Job(of_job)),
             _ if !self.has_checksums || !is_deleted => None,
-            FLUSH_ALL_ID | FLUSH_BURIED_ID if !is_short => {
-                let kind = if id == FLUSH_ALL_ID { FlushKind::All } else { FlushKind::Buried };
-                Some(Content::Flush(Decision { kind, decided_at: of_job.created_at }))
-            }
-            KEY_ID if is_short => KeyRecord::read(fields).map(Content::Key),
-            GAP_ID if is_short => gap_of(&of_job).map(Content::Gap),
+            id if !is_short => flush_of(id, of_job.created_at),
+            KEY_ID => key_of(&raw),
+            GAP_ID => gap_of(&raw),
             _ => None,
         };
         let content = content.ok_or(ID)?;
         // The full record of a delete has no body.
         let has_body = !is_short && !is_deleted;
-        let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(of_job.body_len));
+        let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(raw.body_len));
         if has_body && !is_body {
             return Err(BODY_LENGTH);
         }
-        let body_len = if has_body { of_job.body_len as usize } else { 0 };
-        let nonce = u32::from_ne_bytes(array(fields, NONCE_AT));
-        Ok(Head { id, content, tube_len, len, body_len, nonce })
+        let body_len = if has_body { raw.body_len as usize } else { 0 };
+        Ok(Head { id: raw.id, content, tube_len, len, body_len, nonce: raw.nonce })
     }
 
     /// Checks a whole record, whose head has `head_len` bytes.
@@ -464,30 +527,24 @@ impl Layout {
         if is_intact { Ok(()) } else { Err(Corruption::Checksum) }
     }
 
-    fn fields(self, bytes: &[u8]) -> Result<Fields, Corruption> {
-        let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
-        let nanos_at = |at| {
+    fn fields(self, raw: &Raw) -> Result<Fields, Corruption> {
+        let nanos = |ticks: u64| {
             // It is limited to what version 7 can have.
-            let nanos = i64::from_ne_bytes(array(bytes, at)).saturating_mul(self.nanos_per_tick);
+            let nanos = ticks.cast_signed().saturating_mul(self.nanos_per_tick);
             Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
-        let secs_at = |at| u32::try_from(nanos_at(at).whole_secs()).unwrap_or(u32::MAX);
+        let secs = |ticks| u32::try_from(nanos(ticks).whole_secs()).unwrap_or(u32::MAX);
+        let [reserves, timeouts, releases, buries, kicks] = raw.counts;
         Ok(Fields {
-            id: u64::from_ne_bytes(array(bytes, ID_AT)),
-            pri: u32_at(PRI_AT),
-            delay_secs: secs_at(DELAY_AT),
-            ttr_secs: secs_at(TTR_AT),
-            body_len: u32_at(BODY_LEN_AT),
-            created_at: nanos_at(CREATED_AT),
-            due_or_buried_at: nanos_at(MOMENT_AT),
-            counts: Counts {
-                reserves: u32_at(COUNTS_AT),
-                timeouts: u32_at(COUNTS_AT + 4),
-                releases: u32_at(COUNTS_AT + 8),
-                buries: u32_at(COUNTS_AT + 12),
-                kicks: u32_at(COUNTS_AT + 16),
-            },
-            state: match bytes[STATE_AT] {
+            id: raw.id,
+            pri: raw.pri,
+            delay_secs: secs(raw.delay),
+            ttr_secs: secs(raw.ttr),
+            body_len: raw.body_len,
+            created_at: nanos(raw.created),
+            due_or_buried_at: nanos(raw.moment),
+            counts: Counts { reserves, timeouts, releases, buries, kicks },
+            state: match raw.state {
                 0 => RecordState::Deleted,
                 1 => RecordState::Ready,
                 2 => RecordState::Reserved,
@@ -495,21 +552,42 @@ impl Layout {
                 4 => RecordState::Delayed,
                 _ => return Err(STATE),
             },
-            mark: match bytes.get(MARK_AT).filter(|_| self.has_checksums) {
-                Some(1) => Mark::Held,
-                Some(2) => Mark::Flushed,
-                Some(3) => Mark::FlushedBuried,
-                Some(_) | None => Mark::None,
+            mark: match raw.mark {
+                1 if self.has_checksums => Mark::Held,
+                2 if self.has_checksums => Mark::Flushed,
+                3 if self.has_checksums => Mark::FlushedBuried,
+                _ => Mark::None,
             },
         })
     }
 }
 
+fn flush_of(id: u64, decided_at: Nanos) -> Option<Content> {
+    let kind = match id {
+        FLUSH_ALL_ID => FlushKind::All,
+        FLUSH_BURIED_ID => FlushKind::Buried,
+        _ => return None,
+    };
+    Some(Content::Flush(Decision { kind, decided_at }))
+}
+
+/// Returns the key of such a record, if a job can have its id.
+fn key_of(raw: &Raw) -> Option<Content> {
+    let [a, b, c, d, _] = raw.counts;
+    (raw.created > 0).then_some(Content::Key(KeyRecord {
+        id: raw.created,
+        digest: Digest([a, b, c, d]),
+        secret: Secret([raw.delay, raw.ttr]),
+        ttl_secs: raw.pri,
+        kept_until: (raw.moment > 0).then_some(Nanos::from_nanos(raw.moment)),
+    }))
+}
+
 /// Returns the gap of such a record, if it is possible.
-fn gap_of(fields: &Fields) -> Option<Gap> {
-    let number = |moment: Nanos| FileNumber::try_from(moment.as_nanos()).ok();
-    let (first, last) = number(fields.created_at).zip(number(fields.due_or_buried_at))?;
-    (1..=last).contains(&first).then_some((first, last))
+fn gap_of(raw: &Raw) -> Option<Content> {
+    let number = |number: u64| FileNumber::try_from(number).ok();
+    let (first, last) = number(raw.created).zip(number(raw.moment))?;
+    (1..=last).contains(&first).then_some(Content::Gap((first, last)))
 }
 
 /// Returns the body in the full record of the job `id`. An error means that the bytes are not those
@@ -551,7 +629,7 @@ impl FileHeader {
         let last_id = u64::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + MOMENT_AT));
         let nonce = u32::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + NONCE_AT));
         let mut expected = Vec::with_capacity(SHORT_LEN);
-        write_file_header(&mut expected, last_id, nonce);
+        write(&mut expected, &Content::FileHeader(last_id), "", (&[], true), nonce);
         if expected == bytes {
             return FileHeader::Intact { last_id, nonce };
         }
@@ -564,7 +642,7 @@ impl FileHeader {
     }
 }
 
-pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("the caller has checked the length")
 }
 
@@ -588,8 +666,7 @@ mod tests {
 
     fn record(tube: &str, body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        write(&mut bytes, &FIELDS, tube, body, NONCE);
-        bytes.extend_from_slice(body);
+        write(&mut bytes, &Content::Job(FIELDS), tube, (body, true), NONCE);
         bytes
     }
 
@@ -643,7 +720,7 @@ mod tests {
     fn no_job_has_the_id_of_a_flush_or_a_key() {
         let read = |layout: Layout, fields: Fields, tube| {
             let mut bytes = Vec::new();
-            write(&mut bytes, &fields, tube, b"", NONCE);
+            write(&mut bytes, &Content::Job(fields), tube, (b"", true), NONCE);
             layout.read(&bytes).map(|_| ())
         };
         for (id, is_of_tube) in
@@ -651,7 +728,8 @@ mod tests {
         {
             for (tube, is_right) in [("mail", is_of_tube), ("", !is_of_tube)] {
                 let first = Nanos::ONE;
-                let fields = Fields { created_at: first, due_or_buried_at: first, ..of_no_job(id) };
+                let fields =
+                    Fields { id, created_at: first, due_or_buried_at: first, ..Fields::default() };
                 let expected = if is_right { Ok(()) } else { Err(ID) };
                 assert_eq!(read(Layout::V7_WITH_CRC, fields, tube), expected, "{id}");
                 assert_eq!(read(Layout::V7, fields, tube), Err(ID), "{id}");
@@ -664,9 +742,29 @@ mod tests {
     }
 
     #[test]
+    fn a_written_key_is_read_back_and_is_a_delete_of_no_job() {
+        for kept_until in [None, Some(Nanos::from_secs(77))] {
+            let content = Content::Key(KeyRecord {
+                id: 0x0102_0304_0506_0708,
+                digest: Digest([1, 2, 3, u32::MAX]),
+                secret: Secret([u64::MAX, 0x1112_1314_1516_1718]),
+                ttl_secs: u32::MAX,
+                kept_until,
+            });
+            let mut bytes = Vec::new();
+            write(&mut bytes, &content, "", (b"", true), 9);
+            assert_eq!(bytes.len(), SHORT_LEN);
+            let len = SHORT_LEN;
+            let head = Head { id: KEY_ID, content, tube_len: 0, len, body_len: 0, nonce: 9 };
+            assert_eq!(Layout::V7_WITH_CRC.read(&bytes), Ok(head));
+            assert_eq!(Layout::V7_WITH_CRC.verify(&bytes, len), Ok(()));
+        }
+    }
+
+    #[test]
     fn a_file_header_with_a_flipped_bit_is_recognized_as_damaged() {
         let mut bytes = Vec::new();
-        write_file_header(&mut bytes, 77, NONCE);
+        write(&mut bytes, &Content::FileHeader(77), "", (b"", true), NONCE);
         assert_eq!(FileHeader::read(&bytes), FileHeader::Intact { last_id: 77, nonce: NONCE });
         for bit in 0..SHORT_LEN * 8 {
             let mut damaged = bytes.clone();

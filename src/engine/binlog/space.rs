@@ -586,15 +586,15 @@ impl Binlog {
     /// Returns when [`Binlog::rewind`] is due. There must have been no job for a while, or the next
     /// job would need again what was freed.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
-        let is_too_much = self.files.prepared().len() > 0 || self.is_worn();
-        let is_drained = self.files.job_count() == 0 && is_too_much;
+        let is_empty = self.files.job_count() == 0;
+        let is_drained = is_empty && (self.files.prepared_count() > 0 || self.is_worn());
         is_drained.then(|| self.space.retry_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     /// Frees the space of all files but one, which is nearly empty. There must be no job.
     pub(super) fn rewind(&mut self) {
         if self.is_worn() {
-            if self.files.prepared().len() == 0
+            if self.files.prepared_count() == 0
                 && let Err(error) = self.create(self.files.last_number() + 1, self.min_piece())
             {
                 self.note_full(self.files.last_number() + 1, error);
@@ -615,14 +615,14 @@ impl Binlog {
 
     /// Removes all prepared files.
     pub(super) fn remove_all_prepared(&mut self) {
-        while self.files.prepared().len() > 0 && self.remove_newest().is_ok() {}
+        while self.files.prepared_count() > 0 && self.remove_newest().is_ok() {}
     }
 
     /// Removes a prepared file if there are several and the rest has enough room. When most live
     /// records are gone, fewer prepared files suffice.
     pub(super) fn remove_excess(&mut self) {
         let may_try = !self.has_failed() && self.space.retry_at <= self.now;
-        if self.files.prepared().len() < 2 || !self.takes_too_much() || !may_try {
+        if self.files.prepared_count() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
         // More than what a reservation takes space for at the bound. Otherwise the file would be
@@ -644,7 +644,7 @@ impl Binlog {
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
             return Err(error);
         }
-        self.space.is_full = false;
+        (self.space.is_full, self.sync.is_truncating) = (false, true);
         self.files.remove_file(self.files.list.len() - 1);
         Ok(())
     }

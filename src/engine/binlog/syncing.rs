@@ -126,13 +126,15 @@ impl Binlog {
 
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
     pub(super) fn announce_if_long(&mut self) {
+        if !matches!(self.policy.syncing, Syncing::Within(_)) || self.has_failed() {
+            return;
+        }
         let File { number, used, .. } = *self.files.current();
         let (announced_in, announced) = self.sync.announced;
         let announced = if announced_in == number { announced } else { 0 };
         // The last block will be written again.
         let end = used - used % BLOCK;
-        let is_long = end.saturating_sub(announced) >= LONG_SYNC;
-        if is_long && matches!(self.policy.syncing, Syncing::Within(_)) && !self.has_failed() {
+        if end.saturating_sub(announced) >= LONG_SYNC {
             self.disk.will_sync(number, announced, end - announced);
             self.sync.announced = (number, end);
         }
@@ -287,7 +289,6 @@ impl Binlog {
         while let Some(index) = self.next_to_remove().filter(|&it| self.files.is_recorded_gap(it)) {
             self.remove(index);
         }
-        self.sync.is_truncating = true;
     }
 
     /// Removes a free file; a damaged one is renamed instead. If that fails, no newer one is removed before it.
@@ -307,7 +308,7 @@ impl Binlog {
             return;
         }
         debug!("binlog.{number}: removed");
-        self.sync.has_new_names = true;
+        (self.sync.has_new_names, self.sync.is_truncating) = (true, true);
         self.sync.removed_at = self.sync.begun;
         self.space.is_full = false;
         self.files.remove_file(index);
@@ -322,11 +323,6 @@ impl Binlog {
             Err(error) => return Err(error),
         }
         Ok(())
-    }
-
-    /// Frees some space of removed files.
-    pub(super) fn truncate_step(&mut self) {
-        self.sync.is_truncating = self.disk.truncate_step();
     }
 
     // ---- Checking ----

@@ -7,70 +7,39 @@ use super::Binlog;
 use super::disk::FileNumber;
 use super::files::{File, SHORT};
 use super::gaps::Gap;
-use super::key_record::KeyRecord;
-use super::record::{self, Fields, Layout, SHORT_LEN};
+use super::record::{self, Content, Layout};
 use crate::engine::limits::Limits;
 
 impl Binlog {
     /// Appends a record, for which there is space in the current file.
-    pub(super) fn append(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
+    pub(super) fn append(&mut self, content: &Content, tube: &str, body: &[u8]) {
         let is_copied = body.len() <= longest_copied(&self.policy.limits);
-        let copied_len = if is_copied { body.len() } else { 0 };
-        self.make_room(Layout::LONGEST_HEAD + copied_len);
-        record::write(&mut self.batch, fields, tube, body, self.nonce);
-        self.use_bytes(Layout::V7_WITH_CRC.head_len(tube) + copied_len);
-        if is_copied {
-            self.batch.extend_from_slice(body);
-        } else {
+        let len = Layout::V7_WITH_CRC.head_len(tube) + if is_copied { body.len() } else { 0 };
+        if self.batch.len() + len > self.policy.limits.batch_bytes {
+            self.write_batch();
+        }
+        record::write(&mut self.batch, content, tube, (body, is_copied), self.nonce);
+        self.use_bytes(len);
+        if !is_copied {
             self.write_batch();
             self.use_bytes(body.len());
             self.write_end(body);
         }
-        self.records_written += 1;
-        self.recorded_at = self.now;
         self.sync.unsynced_since.get_or_insert(self.now);
-    }
-
-    /// Appends the record of a delete. That of a flushed job makes no sync due.
-    pub(super) fn append_delete(&mut self, fields: &Fields, is_flushed: bool) {
-        let unsynced_since = self.sync.unsynced_since;
-        self.append(fields, "", &[]);
-        if is_flushed {
-            self.sync.unsynced_since = unsynced_since;
-            self.has_exempt = true;
+        match content {
+            Content::Job(_) => self.records_written += 1,
+            // C beanstalkd does not make such records.
+            Content::Key(_) | Content::Flush(_) => {}
+            Content::Gap(_) | Content::FileHeader(_) => return,
         }
-    }
-
-    /// Appends a record that is not counted in `stats`, because C beanstalkd does not make such a one.
-    pub(super) fn append_uncounted(&mut self, fields: &Fields, tube: &str) {
-        self.append(fields, tube, &[]);
-        self.records_written -= 1;
-    }
-
-    /// Appends the record of a key, for which there is space in the current file. It is not counted.
-    pub(super) fn append_key(&mut self, key: &KeyRecord) {
-        self.make_room(SHORT_LEN);
-        key.write(&mut self.batch, self.nonce);
-        self.use_bytes(SHORT_LEN);
         self.recorded_at = self.now;
-        self.sync.unsynced_since.get_or_insert(self.now);
     }
 
-    /// Appends the file header record and those of all gaps. It has the last id, so that ids continue from
-    /// there even if all older files are removed.
+    /// Appends the file header record and those of all gaps.
     pub(super) fn begin_file(&mut self) {
-        record::write_file_header(&mut self.batch, self.last_id, self.nonce);
-        self.use_bytes(SHORT_LEN);
-        self.sync.unsynced_since.get_or_insert(self.now);
+        self.append(&Content::FileHeader(self.last_id), "", &[]);
         let gaps: Vec<Gap> = self.files.carried_gaps().collect();
-        gaps.into_iter().for_each(|gap| self.append_gap(gap));
-    }
-
-    /// Appends the record of a gap, for which there is space in the current file. It is not counted.
-    fn append_gap(&mut self, gap: Gap) {
-        let recorded_at = self.recorded_at;
-        self.append_uncounted(&record::gap(gap), "");
-        self.recorded_at = recorded_at;
+        gaps.into_iter().for_each(|gap| self.append(&Content::Gap(gap), "", &[]));
     }
 
     /// Makes sure that a free file can be removed without being missed: if older ones are left, the gap is
@@ -79,7 +48,7 @@ impl Binlog {
         if self.files.is_recorded_gap(index) {
             return true;
         }
-        let records = 1 + self.files.prepared().len() as u64;
+        let records = 1 + self.files.prepared_count() as u64;
         if self.room() < self.files.delete_records() + records {
             return false;
         }
@@ -91,7 +60,7 @@ impl Binlog {
         file.free_since = Some(self.sync.begun);
         self.files.gaps.add(gap);
         self.files.recount();
-        self.append_gap(gap);
+        self.append(&Content::Gap(gap), "", &[]);
         true
     }
 
@@ -102,13 +71,6 @@ impl Binlog {
         self.close_current();
         self.files.advance();
         self.begin_file();
-    }
-
-    /// Writes the batch unless `len` more bytes fit in it.
-    fn make_room(&mut self, len: usize) {
-        if self.batch.len() + len > self.policy.limits.batch_bytes {
-            self.write_batch();
-        }
     }
 
     /// Counts the next `len` bytes of the current file as used.

@@ -15,7 +15,7 @@ use super::Queue;
 use super::flush::Decision;
 use super::job::{Job, Jobs, State, Target};
 use super::unique::{NewKey, UniqueKeys};
-use crate::engine::binlog::key_record::KeyRecord;
+use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
 use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};

@@ -17,8 +17,8 @@ use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
-use crate::engine::binlog::key_record::KeyRecord;
 use crate::engine::binlog::reader::{Damage, ReadError, Record};
+use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
     self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, KEY_ID, Mark, RecordState,
 };
@@ -325,7 +325,7 @@ impl ReplayState<'_> {
                 let tube = self.queue.tubes.find(record.tube);
                 tube.map_or(Ok(()), |tube| self.flushes.add(tube, flush))
             }
-            Content::Gap(_) => Ok(()),
+            Content::Gap(_) | Content::FileHeader(_) => Ok(()),
         }
     }
 

@@ -22,7 +22,7 @@
 use super::Queue;
 use super::flush::Decision;
 use super::job::{Job, State};
-use crate::engine::binlog::key_record::KeyRecord;
+use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};

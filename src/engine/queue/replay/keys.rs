@@ -6,7 +6,7 @@
 use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::SHORT;
-use crate::engine::binlog::key_record::KeyRecord;
+use crate::engine::binlog::record::KeyRecord;
 use crate::engine::keys::{JobKey, Owner, UniqueKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
