@@ -36,7 +36,7 @@
 //!       c.receive, c.run   cuts a line or a body out of the bytes
 //!         run_line         finds the row of the command in COMMANDS, parses its arguments
 //!           put::put ...   the handler: fn(c, s, args) -> Answer
-//!             queue.put    the rules move jobs; queue.wait_results has the workers that get one
+//!             queue.put    the rules move jobs; queue.woken has the workers that get one
 //!               binlog.put the change is recorded in the batch of the iteration
 //!       c.reply            the answer, into the output of the connection
 //!     server.deliver       into the outputs of the workers that waited

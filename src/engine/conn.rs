@@ -19,6 +19,7 @@ use super::protocol::parse::{LINE_MAX, LineTail, TAGGED_LINE_MAX, line_max, may_
 use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
 use super::queue::body::{Body, LARGE};
 use super::queue::browse::SelectionScan;
+use super::queue::client::Client;
 use super::queue::job::JobParams;
 use super::queue::listing::ListText;
 use super::queue::read_body::{BodyRef, ReadBody};
@@ -36,6 +37,8 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub struct Conn {
     pub key: ConnKey,
+    /// Its part in the rules.
+    pub client: Client,
     pub doing: Doing,
     /// Bytes that have arrived and are not used yet.
     pub input: Input,
@@ -222,9 +225,10 @@ impl Conn {
     /// slot.
     pub const WORTH_TWO_READS: usize = 16 * 1024;
 
-    pub fn new(key: ConnKey) -> Conn {
+    pub fn new(client: Client) -> Conn {
         Conn {
-            key,
+            key: client.key,
+            client,
             doing: Doing::Line,
             input: Input::default(),
             output: Output::default(),
@@ -348,18 +352,17 @@ impl Conn {
     fn run(&mut self, s: &mut Store, input: &[u8]) -> usize {
         let mut rest = input;
         // A reply to a connection that waited comes before the next command, which may delete its job.
-        let may_run = |c: &Conn, s: &Store| {
-            s.budget.has_share() && c.can_run(s) && s.queue.wait_results.is_empty()
-        };
+        let may_run =
+            |c: &Conn, s: &Store| s.budget.has_share() && c.can_run(s) && s.queue.woken.is_empty();
         while self.has_step(rest) && may_run(self, s) {
             let last_command_at = s.begin_command();
-            let waited = s.queue.wait_results.len();
+            let waited = s.queue.woken.len();
             let Some(answer) = self.step(s, &mut rest) else {
                 s.now = last_command_at;
                 break;
             };
             self.answer(s, answer);
-            s.charge_command(s.queue.wait_results.len() - waited);
+            s.charge_command(s.queue.woken.len() - waited);
         }
         self.has_backlog = self.has_step(rest) && !may_run(self, s);
         if self.has_backlog {
@@ -488,6 +491,9 @@ impl Conn {
 
     /// Replies to a connection whose wait has ended.
     pub fn end_wait(&mut self, s: &mut Store, result: WaitResult) {
+        if let WaitResult::Reserved(job) = result {
+            s.queue.hold(&mut self.client, job, s.moment());
+        }
         let Doing::Wait(kind, until) = self.doing else {
             // It is closing, and gives the job back.
             return;
@@ -606,10 +612,10 @@ impl Conn {
     /// Accepts `count` bytes that were read into the slice that [`Conn::body_space`] returned.
     pub fn receive_body(&mut self, s: &mut Store, count: usize) {
         s.begin_command();
-        let waited = s.queue.wait_results.len();
+        let waited = s.queue.woken.len();
         let answer = put::advance(self, s, count);
         self.answer(s, answer);
-        s.charge_command(s.queue.wait_results.len() - waited);
+        s.charge_command(s.queue.woken.len() - waited);
     }
 
     fn next_line(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
@@ -698,12 +704,10 @@ impl Conn {
 
     fn check_doing(&self, s: &Store) {
         let (index, doing) = (self.index(), &self.doing);
-        let client = s.queue.clients.get(self.key);
-        let client = client.unwrap_or_else(|| panic!("no client for connection {index}"));
         let waits = matches!(doing, Doing::Wait(..));
         assert_eq!(
             waits,
-            client.watching.is_waiting(),
+            s.queue.waits(self.key),
             "whether connection {index} waits, and whether the queue knows it: {doing:?}"
         );
         assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
@@ -718,9 +722,9 @@ impl Conn {
                 );
             }
             Doing::Steps(Steps::Kick(kick)) => assert!(
-                kick.tube == client.used && kick.left > 0,
+                kick.tube == self.client.used && kick.left > 0,
                 "connection {index} kicks {kick:?}, but uses {:?}",
-                client.used
+                self.client.used
             ),
             Doing::LargeBody(LargePut { put, body, .. }) => assert!(
                 put.id <= s.queue.last_id && put.full_len == body.full_len(),

@@ -207,7 +207,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         wanted.class = ReplyClass::Large;
     }
     if reply.is_reserved() {
-        jobs.iter().for_each(|&(job, _)| s.queue.stop_ttr(job));
+        jobs.iter().for_each(|&(job, _)| s.queue.stop_ttr(&mut c.client, job));
     }
     s.reads.waiting[wanted.class as usize].push_back(c.key);
     s.reads.has_new = true;
@@ -218,14 +218,14 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
 /// Refuses a reply because there is no memory for the bodies. Jobs that were reserved for it are ready
 /// again.
 pub fn refuse(
-    c: &Conn,
+    c: &mut Conn,
     s: &mut Store,
     reply: BodiesFor,
     jobs: impl Iterator<Item = (JobKey, u64)>,
 ) -> Answer {
     if reply.is_reserved() {
         let now = s.moment();
-        jobs.for_each(|(job, id)| s.queue.give_back(c.key, job, id, now));
+        jobs.for_each(|(job, id)| s.queue.give_back(&mut c.client, job, id, now));
     }
     Err(Word::OutOfMemory)
 }

@@ -634,7 +634,7 @@ impl Driver {
             buried: line.buried,
             tubes: queue.tubes.len() as u64,
             connections: line.connections as u64,
-            closing: queue.closing().len() as u64,
+            closing: self.server.leaving_count() as u64,
             puts_begun: puts.iter().map(|put| self.server.store().commands[*put]).sum(),
         }
     }

@@ -8,25 +8,17 @@
 //! let one expire, and 32 bytes for each. Timers are set and expire seldom, so the heap is not slower.
 
 use super::heap::{Entry, Heap};
+use crate::engine::keys::{Key, NIL};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
-
-/// The key of an object that has a timer.
-pub trait Timed: Copy + fmt::Debug {
-    /// The objects, which keep the indexes of their timers.
-    type Store;
-
-    /// Returns the index of its timer, or `None` if there is no such object.
-    fn timer_index(self, store: &Self::Store) -> Option<u32>;
-
-    fn timer_index_mut(self, store: &mut Self::Store) -> &mut u32;
-}
 
 /// The timers of all objects of one kind.
 #[derive(Debug)]
 pub struct Timers<K> {
     heap: Heap<Timer<K>>,
+    /// The index in the heap of each timer, by the number of its key.
+    indexes: Vec<u32>,
     /// The number of settings, which wraps.
     settings: u32,
 }
@@ -41,42 +33,50 @@ struct Timer<K> {
 
 impl<K> Default for Timers<K> {
     fn default() -> Timers<K> {
-        Timers { heap: Heap::default(), settings: 0 }
+        Timers { heap: Heap::default(), indexes: Vec::new(), settings: 0 }
     }
 }
 
-impl<K: Timed> Timers<K> {
-    /// Ensures that the next [`Timers::add`] needs no memory.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.heap.try_reserve_one()
+impl<K: Key + fmt::Debug> Timers<K> {
+    /// Ensures that [`Timers::add`] of this key needs no memory.
+    pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
+        self.heap.try_reserve_one()?;
+        let len = key.number() as usize + 1;
+        if len > self.indexes.len() {
+            self.indexes.try_reserve(len - self.indexes.len())?;
+            self.indexes.resize(len, NIL);
+        }
+        Ok(())
     }
 
     /// Adds the timer of a new object. It is not set.
     ///
     /// # Panics
-    /// [`Timers::try_reserve_one`] was not called before, or failed.
-    pub fn add(&mut self, key: K, store: &mut K::Store) {
-        self.heap.insert(Timer { at: Nanos::NEVER, seq: 0, key }, store);
+    /// [`Timers::try_reserve`] was not called before, or failed.
+    pub fn add(&mut self, key: K) {
+        self.heap.insert(Timer { at: Nanos::NEVER, seq: 0, key }, &mut self.indexes);
     }
 
-    /// Removes the timer with this index, whose object was removed.
-    pub fn remove(&mut self, index: u32, store: &mut K::Store) {
-        self.heap.remove(index, store);
+    /// Removes the timer of an object.
+    pub fn remove(&mut self, key: K) {
+        let index = std::mem::replace(&mut self.indexes[key.number() as usize], NIL);
+        self.heap.remove(index, &mut self.indexes);
     }
 
     /// Sets the timer so that it expires at `at`, or earlier if it was set to an earlier time.
-    pub fn set_no_later_than(&mut self, key: K, at: Nanos, store: &mut K::Store) {
-        let index = *key.timer_index_mut(store);
+    #[inline]
+    pub fn set_no_later_than(&mut self, key: K, at: Nanos) {
+        let index = self.indexes[key.number() as usize];
         if at < self.heap.at(index).at {
             self.settings = self.settings.wrapping_add(1);
-            self.heap.replace(index, Timer { at, seq: self.settings, key }, store);
+            self.heap.replace(index, Timer { at, seq: self.settings, key }, &mut self.indexes);
         }
     }
 
     /// Returns the object of the first timer that has expired by `now`, and unsets that timer.
-    pub fn pop_due(&mut self, now: Nanos, store: &mut K::Store) -> Option<K> {
+    pub fn pop_due(&mut self, now: Nanos) -> Option<K> {
         let first = self.heap.first().filter(|first| first.at <= now)?;
-        self.heap.replace(0, Timer { at: Nanos::NEVER, ..first }, store);
+        self.heap.replace(0, Timer { at: Nanos::NEVER, ..first }, &mut self.indexes);
         Some(first.key)
     }
 
@@ -88,94 +88,81 @@ impl<K: Timed> Timers<K> {
     // ---- Checking ----
 
     /// Returns the time at which the timer of an object expires.
-    pub fn at(&self, key: K, store: &K::Store) -> Nanos {
-        self.heap.at(key.timer_index(store).expect("it has a timer")).at
+    pub fn at(&self, key: K) -> Nanos {
+        self.heap.at(self.indexes[key.number() as usize]).at
     }
 
     /// Checks the heap of `count` timers.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the timers in the message.
-    pub fn check(&self, store: &K::Store, count: usize, what: fmt::Arguments<'_>) {
-        self.heap.check(store, what);
+    pub fn check(&self, count: usize, what: fmt::Arguments<'_>) {
+        self.heap.check(&self.indexes, what);
         assert_eq!(self.heap.len(), count, "{what}, and their objects");
+        let set = self.indexes.iter().filter(|index| **index != NIL);
+        assert_eq!(set.count(), count, "{what}, and their indexes");
     }
 }
 
-impl<K: Timed> Entry for Timer<K> {
-    type Store = K::Store;
+impl<K: Key + fmt::Debug> Entry for Timer<K> {
+    type Store = Vec<u32>;
 
-    fn is_before(self, other: Timer<K>, _: &K::Store) -> bool {
+    fn is_before(self, other: Timer<K>, _: &Vec<u32>) -> bool {
         (self.at, self.seq) < (other.at, other.seq)
     }
 
-    fn set_index(self, index: u32, store: &mut K::Store) {
-        *self.key.timer_index_mut(store) = index;
+    fn set_index(self, index: u32, indexes: &mut Vec<u32>) {
+        indexes[self.key.number() as usize] = index;
     }
 
-    fn index(self, store: &K::Store) -> Option<u32> {
-        self.key.timer_index(store)
+    fn index(self, indexes: &Vec<u32>) -> Option<u32> {
+        indexes.get(self.key.number() as usize).copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::keys::TubeKey;
     use std::collections::BTreeMap;
-
-    /// The index of each timer.
-    type Store = Vec<u32>;
-
-    impl Timed for usize {
-        type Store = Store;
-
-        fn timer_index(self, store: &Store) -> Option<u32> {
-            store.get(self).copied()
-        }
-
-        fn timer_index_mut(self, store: &mut Store) -> &mut u32 {
-            &mut store[self]
-        }
-    }
 
     #[test]
     fn random_operations_match_a_map() {
         let mut random = fastrand::Rng::with_seed(3);
-        let mut timers = Timers::<usize>::default();
-        let mut store: Store = vec![0; 60];
+        let mut timers = Timers::default();
         // The time of each object.
-        let mut model: BTreeMap<usize, Nanos> = BTreeMap::new();
+        let mut model: BTreeMap<TubeKey, Nanos> = BTreeMap::new();
         let mut now = Nanos::from_secs(1_000);
         for step in 0..30_000 {
-            let key = random.usize(..store.len());
+            let key = TubeKey::from_number(random.u32(..60));
             match (random.u8(..8), model.get_mut(&key)) {
                 (0, Some(_)) => {
-                    timers.remove(store[key], &mut store);
+                    timers.remove(key);
                     model.remove(&key);
                 }
                 (1..5, Some(at)) => {
                     let new = now + Nanos::from_nanos(random.u64(..) >> random.u32(4..64));
-                    timers.set_no_later_than(key, new, &mut store);
+                    timers.set_no_later_than(key, new);
                     *at = new.min(*at);
                 }
                 (0..5, None) => {
-                    timers.try_reserve_one().expect("the test has memory");
-                    timers.add(key, &mut store);
+                    timers.try_reserve(key).expect("the test has memory");
+                    timers.add(key);
                     model.insert(key, Nanos::NEVER);
                 }
                 _ => {
                     now = now + Nanos::from_nanos(random.u64(..) >> random.u32(20..64));
                     let mut last = Nanos::ZERO;
-                    while let Some(key) = timers.pop_due(now, &mut store) {
+                    while let Some(key) = timers.pop_due(now) {
                         let at = model.get_mut(&key).expect("a timer has an object");
                         assert!(last <= *at && *at <= now, "step {step}: {at:?} after {last:?}");
                         last = std::mem::replace(at, Nanos::NEVER);
                     }
                 }
             }
-            timers.check(&store, model.len(), format_args!("the timers of step {step}"));
+            timers.check(model.len(), format_args!("the timers of step {step}"));
             for (&key, &at) in &model {
-                assert_eq!(timers.at(key, &store), at, "step {step}");
+                assert_eq!(timers.at(key), at, "step {step}");
             }
             let first = model.values().copied().min();
             assert_eq!(timers.next_due(), first.unwrap_or(Nanos::NEVER));

@@ -27,14 +27,14 @@ impl Outcome {
 
 /// `delete <id>`
 pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.delete(c.key, args.id(), s.now).answer(Word::Deleted)
+    s.queue.delete(&mut c.client, args.id(), s.now).answer(Word::Deleted)
 }
 
 /// `delete-batch <id> ...`
 pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let (mut deleted, mut not_found) = (0, 0);
     for id in args.rest {
-        match s.queue.delete_one(c.key, id, s.now) {
+        match s.queue.delete_one(&mut c.client, id, s.now) {
             Outcome::Done => deleted += 1,
             Outcome::NoSpace if deleted + not_found == 0 => return Err(Word::OutOfMemory),
             Outcome::NotFound | Outcome::NoSpace => not_found += 1,
@@ -48,17 +48,17 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `release <id> <pri> <delay>`
 pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let (pri, delay_secs) = (args.number(1), args.number(2));
-    s.queue.release(c.key, args.id(), pri, delay_secs, s.now).answer(Word::Released)
+    s.queue.release(&mut c.client, args.id(), pri, delay_secs, s.now).answer(Word::Released)
 }
 
 /// `bury <id> <pri>`
 pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.bury(c.key, args.id(), args.number(1), s.now).answer(Word::Buried)
+    s.queue.bury(&mut c.client, args.id(), args.number(1), s.now).answer(Word::Buried)
 }
 
 /// `touch <id>`
 pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    if s.queue.touch(c.key, args.id(), s.now) {
+    if s.queue.touch(&mut c.client, args.id(), s.now) {
         Ok(Word::Touched.into())
     } else {
         Err(Word::NotFound)
@@ -75,7 +75,7 @@ pub fn touch_all(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answer {
     let most = s.queue.limits.jobs_per_touch_step;
     let mut checks_left = most;
-    let is_done = s.queue.touch_all_step(c.key, &mut touch, &mut checks_left, s.now);
+    let is_done = s.queue.touch_all_step(&mut c.client, &mut touch, &mut checks_left, s.now);
     s.budget.charge_share((most - checks_left) * WORK_PER_TOUCH);
     if is_done {
         return Ok(Reply::Number("TOUCHED_ALL ", touch.touched as u64));
@@ -85,7 +85,7 @@ pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answe
 
 /// `kick <bound>`
 pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let kick = s.queue.plan_kick(s.queue.clients[c.key].used, args.number(0));
+    let kick = s.queue.plan_kick(c.client.used, args.number(0));
     kick_step(c, s, kick)
 }
 
@@ -116,25 +116,25 @@ fn ensure_room_for_tubes(s: &Store) -> Result<(), Word> {
 /// `use <tube>`
 pub fn use_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     ensure_room_for_tubes(s)?;
-    headroom::leave(Headroom::ThreeQuarters, || s.queue.use_tube(c.key, args.tube))?;
-    Ok(Reply::Using(s.queue.clients[c.key].used))
+    headroom::leave(Headroom::ThreeQuarters, || s.queue.use_tube(&mut c.client, args.tube))?;
+    Ok(Reply::Using(c.client.used))
 }
 
 /// `watch <tube>`
 pub fn watch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.clients[c.key].watching.prepare_to_compare();
+    c.client.watching.prepare_to_compare();
     ensure_room_for_tubes(s)?;
-    headroom::leave(Headroom::ThreeQuarters, || s.queue.watch(c.key, args.tube))?;
-    Ok(watching(c, s))
+    headroom::leave(Headroom::ThreeQuarters, || s.queue.watch(&mut c.client, args.tube))?;
+    Ok(watching(c))
 }
 
 /// `ignore <tube>`
 pub fn ignore(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    if s.queue.ignore(c.key, args.tube) { Ok(watching(c, s)) } else { Err(Word::NotIgnored) }
+    if s.queue.ignore(&mut c.client, args.tube) { Ok(watching(c)) } else { Err(Word::NotIgnored) }
 }
 
-fn watching(c: &Conn, s: &Store) -> Reply {
-    Reply::Number("WATCHING ", s.queue.clients[c.key].watching.len() as u64)
+fn watching(c: &Conn) -> Reply {
+    Reply::Number("WATCHING ", c.client.watching.len() as u64)
 }
 
 /// `pause-tube <tube> <seconds>`

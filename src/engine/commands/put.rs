@@ -35,13 +35,13 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
         // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
         Some(args.rest.unique_tag().ok_or(Word::BadFormat)?)
     };
-    s.queue.mark_producer(c.key);
+    s.queue.mark_producer(&mut c.client);
     // If a job has the same key at the end of the body, a small body needs no memory.
     let needs_memory = tag.is_none() || full_len >= LARGE;
     // In drain mode the reply to a put is `DRAINING`, at the end of the body.
     let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tag.is_some());
     let unique = tag.map(|tag| {
-        let name = tube.unwrap_or(&s.queue.tubes[s.queue.clients[c.key].used].name);
+        let name = tube.unwrap_or(&s.queue.tubes[c.client.used].name);
         s.queue.unique.new_key(name, tag.key, tag.ttl_secs)
     });
     let Ok(tube) = tube.map(text::try_boxed).transpose() else {
@@ -146,7 +146,7 @@ fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
     let (queue, now) = (&mut s.queue, s.now);
     let inserted: Result<(), NoSpace> = headroom::leave(Headroom::Whole, || {
         let tube = match name {
-            None => queue.clients[c.key].used,
+            None => c.client.used,
             Some(name) => match queue.find_or_create_tube(&name) {
                 Ok(tube) => tube,
                 Err(no_memory) => {

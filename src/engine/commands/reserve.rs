@@ -38,20 +38,20 @@ pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `reserve-job <id>`
 pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.ensure_can_reserve(c.key)?;
+    c.client.ensure_can_reserve()?;
     let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
     if !s.settings.can_hold(&s.queue.jobs[job].body) {
         return Err(Word::OutOfMemory);
     }
-    let job = s.queue.reserve_job(c.key, args.id(), s.now)?.ok_or(Word::NotFound)?;
-    s.queue.mark_worker(c.key);
+    let job = s.queue.reserve_job(&mut c.client, args.id(), s.now)?.ok_or(Word::NotFound)?;
+    s.queue.mark_worker(&mut c.client);
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }
 
 fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer {
-    s.queue.mark_worker(c.key);
+    s.queue.mark_worker(&mut c.client);
     // The job may also come while the connection waits, when it is too late to refuse it.
-    s.queue.ensure_can_reserve(c.key)?;
+    c.client.ensure_can_reserve()?;
     let seq = s.queue.next_wait_seq();
     reserve_step(c, s, Wait { seq, until }, kind)
 }
@@ -74,9 +74,9 @@ fn reserve_or_wait(
     steps_left: &mut usize,
 ) -> Answer {
     match kind {
-        ReserveKind::Job => match s.queue.best_job(c.key, steps_left)? {
+        ReserveKind::Job => match s.queue.best_job(&mut c.client, steps_left)? {
             Search::Found(job) => {
-                s.queue.make_reserved(job, c.key, s.now);
+                s.queue.make_reserved(job, &mut c.client, s.now);
                 return reads::reply_job(
                     c,
                     s,
@@ -98,16 +98,16 @@ fn reserve_or_wait(
         }
     }
     let mut tops_work = s.queue.limits.flushed_tops_work;
-    if !s.queue.free_flushed_tops(c.key, &mut tops_work, s.now) {
+    if !s.queue.free_flushed_tops(&mut c.client, &mut tops_work, s.now) {
         return c.later(Steps::Reserve(wait, kind));
     }
-    if s.queue.is_deadline_soon(c.key, s.now) {
+    if s.queue.is_deadline_soon(&c.client, s.now) {
         return Err(Word::DeadlineSoon);
     }
     if wait.until <= s.now || c.is_half_closed {
         return Ok(kind.timeout_reply());
     }
-    let waits = s.queue.wait(c.key, wait, steps_left, s.now)?;
+    let waits = s.queue.wait(&c.client, wait, steps_left, s.now)?;
     if !waits {
         return c.later(Steps::Reserve(wait, kind));
     }
@@ -139,7 +139,7 @@ pub fn awaited(
 /// Continues a batch that has some jobs.
 pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nanos) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
-    batch.retain(&s.queue.jobs, |job, id| s.queue.is_reserved(job, id, c.key));
+    batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
     let most = s.queue.limits.watches_per_step;
     let mut steps_left = most;
     let filled = fill_batch(c, s, &mut batch, &mut steps_left);
@@ -180,15 +180,15 @@ fn reserve_into_batch(
     batch: &mut Batch,
     steps_left: &mut usize,
 ) -> Result<Search, TryReserveError> {
-    s.queue.ensure_can_reserve(c.key)?;
-    let search = s.queue.best_job(c.key, steps_left)?;
+    c.client.ensure_can_reserve()?;
+    let search = s.queue.best_job(&mut c.client, steps_left)?;
     if let Search::Found(job) = search {
         if !fits_reply(s, batch, job) {
             return Ok(Search::Nothing);
         }
         c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
         batch.try_push(job, &s.queue.jobs[job])?;
-        s.queue.make_reserved(job, c.key, s.now);
+        s.queue.make_reserved(job, &mut c.client, s.now);
     }
     Ok(search)
 }

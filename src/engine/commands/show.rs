@@ -51,7 +51,7 @@ fn found(c: &mut Conn, s: &mut Store, job: Option<JobKey>) -> Answer {
 }
 
 fn used_tube<'s>(c: &Conn, s: &'s Store) -> &'s Tube {
-    &s.queue.tubes[s.queue.clients[c.key].used]
+    &s.queue.tubes[c.client.used]
 }
 
 // ---- Statistics ----
@@ -79,8 +79,8 @@ pub fn stats_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 // ---- Lists of tubes ----
 
 /// `list-tube-used`
-pub fn list_tube_used(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    Ok(Reply::Using(s.queue.clients[c.key].used))
+pub fn list_tube_used(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
+    Ok(Reply::Using(c.client.used))
 }
 
 /// `list-tubes`
@@ -99,16 +99,16 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 
 /// `list-tubes-watched`
 pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    let count = s.queue.clients[c.key].watching.len();
+    let count = c.client.watching.len();
     if count <= names_per_step(s) {
         s.charge_steps(count, NAMES_PER_WORK);
         let queue = &s.queue;
-        let watched = queue.clients[c.key].watching.tubes(&queue.watches);
+        let watched = c.client.watching.tubes(&queue.watches);
         return Ok(Reply::Document(stats::list(watched.map(|tube| &*queue.tubes[tube].name))?));
     }
     ensure_fits(s, 0)?;
     let text = ListText::new()?;
-    let first = s.queue.clients[c.key].watching.first_watch();
+    let first = c.client.watching.first_watch();
     s.lists.incomplete_bytes += text.len() as u64;
     c.later(Steps::ListWatched(text, first.expect("a connection watches a tube")))
 }
@@ -127,7 +127,7 @@ pub fn list_watched_step(
     for _ in 0..names_per_step {
         let Some(watch) = next else { break };
         text.push_name(&s.queue.watched_tube(watch).name)?;
-        next = s.queue.clients[c.key].watching.watch_after(watch, &s.queue.watches);
+        next = c.client.watching.watch_after(watch, &s.queue.watches);
     }
     ensure_fits(s, text.len() as u64)?;
     if let Some(next) = next {

@@ -4,8 +4,9 @@
 //! of all connections are scanned, some entries in each iteration of the loop. A job that is reserved
 //! between two slices may be missed.
 
+use super::http_conn::View;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, TubeKey};
+use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::queue::Queue;
 use crate::engine::queue::job::State;
 use crate::engine::time::Nanos;
@@ -31,20 +32,21 @@ impl ReservedScan {
     /// is complete.
     pub fn advance(
         &mut self,
-        queue: &Queue,
+        view: &View<'_>,
         tube: TubeKey,
         count: usize,
     ) -> Result<bool, TryReserveError> {
+        let queue = view.queue;
         headroom::leave(Headroom::ThreeQuarters, || self.soonest.try_reserve_exact(count + 1))?;
         let mut budget = queue.limits.reserved_per_page_slice;
-        while self.conn < queue.clients.numbers_end() && self.found < queue.tubes[tube].reserved {
+        while self.conn < view.conns.numbers_end() && self.found < queue.tubes[tube].reserved {
             if budget == 0 {
                 return Ok(false);
             }
             budget -= 1;
             let mut start = 0;
-            if let Some(client) = queue.clients.get(ConnKey::from_index(self.conn)) {
-                let reserved = &client.reserved;
+            if let Some(client) = view.conns.client(self.conn) {
+                let reserved = &client.held;
                 let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
                 start = left - left.min(budget);
                 budget -= left - start;

@@ -105,7 +105,7 @@ impl Page for TubePage {
                 Ok(false)
             }
             Stage::Jobs(scan) => {
-                let is_done = scan.advance(view.queue, tube, JOBS_PER_STATE)?;
+                let is_done = scan.advance(view, tube, JOBS_PER_STATE)?;
                 if is_done {
                     let jobs = first_jobs(scan, tube, view)?;
                     self.write(&jobs, view, text);

@@ -12,6 +12,7 @@
 
 use super::Queue;
 use super::body::Body;
+use super::client::Client;
 use super::counts::CountedEvent;
 use super::job::{Job, Jobs, State, Target};
 use super::read_body::{Grant, ReadBodies, ReadBody};
@@ -20,7 +21,7 @@ use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files;
 use crate::engine::binlog::reads::{Place, RecordRead};
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
+use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
@@ -391,7 +392,7 @@ impl Queue {
 
     /// Buries a job whose body this connection wants and that cannot be read, unless another one has
     /// reserved it: that one has the body.
-    pub fn bury_unreadable(&mut self, key: JobKey, id: u64, conn: ConnKey, now: Nanos) {
+    pub fn bury_unreadable(&mut self, client: &mut Client, key: JobKey, id: u64, now: Nanos) {
         let Some(job) = self.jobs.get(key).filter(|job| job.id == id) else { return };
         // A record after that of the flush would bring the job back.
         if self.is_flushed(job) {
@@ -399,7 +400,7 @@ impl Queue {
         }
         match job.state {
             State::Buried(_) => return,
-            State::Reserved(_) if job.state.holder() != Some(conn) => return,
+            State::Reserved(_) if !client.holds(job) => return,
             State::Detached
             | State::Ready { .. }
             | State::Delayed(_)
@@ -407,13 +408,17 @@ impl Queue {
             | State::Reserved { .. } => {}
         }
         error!("job {id} is buried, because its body cannot be read");
+        let is_held = client.holds(job);
         self.jobs.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
-            self.transition(key, Target::Buried, now);
+            self.record_update(key, Target::Buried, now);
+        }
+        if is_held {
+            self.take_from(client, key);
         } else {
             self.detach(key);
-            self.attach(key, Target::Buried, now);
         }
+        self.attach(key, Target::Buried, now);
     }
 
     /// Begins to read ahead the bodies of the next jobs of a tube.
@@ -490,8 +495,9 @@ impl Queue {
     /// Deletes a job whose record cannot be read, so that compaction can go on. The file is kept under
     /// another name.
     pub(super) fn lose(&mut self, key: JobKey, place: Place, cause: &str) {
-        // A client that has waited may be about to get the job. Its reply comes before the next step.
-        if !self.wait_results.is_empty() {
+        // A connection that holds it, or is about to, gives it up before the next step.
+        if let Some(holder) = self.jobs[key].state.holder() {
+            self.lost = Some((holder, key));
             return;
         }
         let id = self.jobs[key].id;
@@ -512,6 +518,15 @@ impl Queue {
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);
+    }
+
+    /// Takes a job that [`Queue::lost`] names from the connection that holds it. Nothing is left of it to
+    /// reserve, so it is buried until compaction deletes it.
+    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
+        if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
+            self.take_from(client, key);
+            self.make_buried(key);
+        }
     }
 
     // ---- Checking ----

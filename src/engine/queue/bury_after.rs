@@ -3,11 +3,12 @@
 //! A job comes back when its TTR runs out, or when the connection that has reserved it closes. A
 //! `release` by the worker does not count. The number is not recorded in the binlog.
 
+use super::client::Client;
 use super::counts::CountedEvent;
 use super::job::{Job, Target};
 use super::{Queue, WORK_PER_MOVE};
 use crate::engine::binlog::record::Counts;
-use crate::engine::keys::{ConnKey, JobKey};
+use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 use log::warn;
 
@@ -26,10 +27,10 @@ const INTERVAL: Nanos = Nanos::from_secs(10);
 
 impl Queue {
     /// Makes a job ready that this connection has reserved, and whose body there is no memory for.
-    pub fn give_back(&mut self, conn: ConnKey, key: JobKey, id: u64, now: Nanos) {
-        if self.is_reserved(key, id, conn) {
-            self.stop_ttr(key);
-            self.take_back(key, &mut usize::MAX.clone(), now);
+    pub fn give_back(&mut self, client: &mut Client, key: JobKey, id: u64, now: Nanos) {
+        if self.is_held(client, key, id) {
+            self.stop_ttr(client, key);
+            self.take_back(client, key, &mut usize::MAX.clone(), now);
         }
     }
 
@@ -38,24 +39,31 @@ impl Queue {
     ///
     /// A job whose body was not read yet has not reached its worker: neither its reserve nor its return
     /// counts.
-    pub(super) fn take_back(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
-        if self.due(&self.jobs[key]).is_none() {
-            let counts = self.jobs.counts(&self.jobs[key]);
-            self.jobs
-                .set_counts(key, Counts { reserves: counts.reserves.wrapping_sub(1), ..counts });
-            return self.make_ready_and_charge(key, work_left, now);
-        }
+    pub(super) fn take_back(
+        &mut self,
+        client: &mut Client,
+        key: JobKey,
+        work_left: &mut usize,
+        now: Nanos,
+    ) {
+        let has_begun = self.due(&self.jobs[key]).is_some();
         let job = &mut self.jobs[key];
-        job.returns = job.returns.saturating_add(1);
+        job.returns = job.returns.saturating_add(u16::from(has_begun));
         let returns = job.returns;
-        let is_last = self.bury_after.is_some_and(|limit| returns >= limit.get());
+        let is_last = self.bury_after.is_some_and(|limit| has_begun && returns >= limit.get());
         // Without space for the record of the bury, the job becomes ready.
         if !is_last || self.reserve_update().is_err() {
+            self.take_from(client, key);
+            if !has_begun {
+                let counts = self.jobs.counts(&self.jobs[key]);
+                let reserves = counts.reserves.wrapping_sub(1);
+                self.jobs.set_counts(key, Counts { reserves, ..counts });
+            }
             return self.make_ready_and_charge(key, work_left, now);
         }
         self.jobs.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
-        self.transition(key, Target::Buried, now);
+        self.give_up(client, key, Target::Buried, now);
         *work_left = work_left.saturating_sub(WORK_PER_MOVE);
         let tube = &mut self.tubes[tube];
         tube.buried_after_returns += 1;

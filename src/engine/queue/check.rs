@@ -8,8 +8,7 @@
 //! jobs, tubes, connections and watches.
 
 use super::body::Body;
-use super::clients::Client;
-use super::due::SAFETY_MARGIN;
+use super::client::Client;
 use super::job::{Holder, Job, State};
 use super::tube::Tube;
 use super::{Queue, URGENT_BELOW};
@@ -28,38 +27,36 @@ const USING: usize = 5;
 const WATCHING: usize = 6;
 
 impl Queue {
-    /// Checks all invariants. They hold between two commands; within a command a job may be
-    /// detached.
+    /// Checks all invariants, with all clients and the references of connections to bodies. They hold between
+    /// two commands; within a command a job may be detached.
     ///
     /// # Panics
     /// A check fails.
-    pub fn check(&self) {
-        self.check_with(std::iter::empty());
-    }
-
-    /// As [`Queue::check`], with the references of connections to bodies.
-    pub fn check_with<'a>(&'a self, conn_bodies: impl Iterator<Item = &'a Body>) {
+    pub fn check<'a>(
+        &'a self,
+        clients: impl Iterator<Item = &'a Client>,
+        conn_bodies: impl Iterator<Item = &'a Body>,
+    ) {
+        let clients: BTreeMap<ConnKey, &Client> = clients.map(|it| (it.key, it)).collect();
         self.jobs.check();
         self.tubes.check();
-        self.clients.check(format_args!("the clients"));
-        self.tube_timers.check(&self.tubes, self.tubes.len(), format_args!("the timers of tubes"));
-        let connections = format_args!("the timers of connections");
-        self.conn_timers.check(&self.clients, self.clients.len(), connections);
+        self.tube_timers.check(self.tubes.len(), format_args!("the timers of tubes"));
+        self.conn_timers.check(clients.len(), format_args!("the timers of connections"));
         let jobs = self.jobs.iter().map(|(_, job)| (job.id, &job.body));
         self.bodies.check(jobs.chain(conn_bodies.map(|body| (0, body))));
-        self.check_watches();
+        self.check_watches(&clients);
 
         let mut counted: BTreeMap<TubeKey, Counts> = BTreeMap::new();
         for (key, job) in self.jobs.iter().filter(|(_, job)| !self.is_flushed(job)) {
             let counts = counted.entry(job.tube).or_default();
-            counts[self.state_number(key, job)] += 1;
+            counts[self.state_number(key, job, &clients)] += 1;
             let is_urgent = matches!(job.state, State::Ready(_)) && job.pri < URGENT_BELOW;
             counts[URGENT] += usize::from(is_urgent);
         }
         self.check_flushes();
         self.check_unique();
-        for (key, client) in self.clients.iter() {
-            self.check_client(key, client);
+        for client in clients.values() {
+            self.check_client(client);
             counted.entry(client.used).or_default()[USING] += 1;
             for tube in client.watching.tubes(&self.watches) {
                 counted.entry(tube).or_default()[WATCHING] += 1;
@@ -72,14 +69,14 @@ impl Queue {
             sums = std::array::from_fn(|at| sums[at] + counts[at]);
         }
         assert!(counted.is_empty(), "jobs and connections of tubes that are gone: {counted:?}");
-        self.check_totals(sums);
+        self.check_totals(sums, &clients);
         self.check_binlog();
         self.check_body_cache();
     }
 
     /// Checks that the job is at the position that its state names. Returns the number of that state in
     /// [`Counts`].
-    fn state_number(&self, key: JobKey, job: &Job) -> usize {
+    fn state_number(&self, key: JobKey, job: &Job, clients: &BTreeMap<ConnKey, &Client>) -> usize {
         match job.state {
             State::Detached => panic!("job {} is detached between two commands", job.id),
             // `check_tube` walks these. The counts agree, so each job is in one of them.
@@ -87,29 +84,26 @@ impl Queue {
             State::Delayed(_) | State::Postponed(_) => 2,
             State::Buried(_) => 3,
             State::Reserved(Holder { by, index }) => {
-                let client = self.clients.get(by);
-                let entry = client.and_then(|client| client.reserved.get(index));
-                assert_eq!(entry.map(|entry| entry.job), Some(key), "job {} at {by:?}", job.id);
+                let client = clients.get(&{ by });
+                let entry = client.and_then(|client| client.held.get(index));
+                let stored = entry.map(|entry| (entry.job, entry.deadline));
+                assert_eq!(stored, Some((key, job.due)), "job {} at {by:?}", job.id);
                 1
             }
         }
     }
 
-    /// Checks the reserved jobs of a connection, and that its timer fires in time.
-    fn check_client(&self, key: ConnKey, client: &Client) {
-        let (index, reserved) = (key.index(), &client.reserved);
-        reserved.check(&self.jobs, format_args!("the reserved jobs of connection {index}"));
-        for entry in reserved.iter() {
-            let holder = self.jobs[entry.job].state.holder();
-            assert_eq!(holder, Some(key), "the connection of {entry:?}, and the one that has it");
+    /// Checks the jobs that a connection holds, and that its timer fires in time.
+    fn check_client(&self, client: &Client) {
+        let index = client.key.index();
+        client.held.check(&self.jobs, format_args!("the reserved jobs of connection {index}"));
+        for entry in client.held.iter() {
+            let is_held = client.holds(&self.jobs[entry.job]);
+            assert!(is_held, "connection {index} has {entry:?} and does not hold it");
         }
-        let wait = client.watching.wait;
-        let deadline = reserved.first().map(|entry| entry.deadline);
-        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
-        let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
-        let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
-        let at = self.conn_timers.at(key, &self.clients);
-        self.check_timer(at, format_args!("connection {index}"), [deadline, warning, timeout]);
+        let next = Some(self.next_moment(client)).filter(|&next| next != Nanos::NEVER);
+        let at = self.conn_timers.at(client.key);
+        self.check_timer(at, format_args!("connection {index}"), [next, None, None]);
     }
 
     /// Checks the heaps, list and counts of a tube, and that its timer fires in time.
@@ -141,7 +135,7 @@ impl Queue {
         // Postponed jobs are tried again, whenever that is.
         let retry_at = postponed.front().map(|_| Nanos::NEVER);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        let at = self.tube_timers.at(key, &self.tubes);
+        let at = self.tube_timers.at(key);
         self.check_timer(at, format_args!("tube {name}"), [delay_end, pause_end, retry_at]);
     }
 
@@ -158,13 +152,14 @@ impl Queue {
 
     // ---- Totals ----
 
-    fn check_totals(&self, [ready, reserved, delayed, buried, urgent, ..]: Counts) {
-        let clients = |has: fn(&Client) -> bool| {
-            self.clients.iter().filter(|(_, client)| has(client)).count()
-        };
-        let producers = clients(|client| client.is_producer);
-        let workers = clients(|client| client.is_worker);
-        let waiting = clients(|client| client.watching.is_waiting());
+    fn check_totals(
+        &self,
+        [ready, reserved, delayed, buried, urgent, ..]: Counts,
+        clients: &BTreeMap<ConnKey, &Client>,
+    ) {
+        let [producers, workers] =
+            [0, 1].map(|role: usize| clients.values().filter(|it| it.roles()[role]).count());
+        let waiting = self.watchers.iter().filter(|(_, watcher)| watcher.wait.is_some()).count();
         let actual = [ready, reserved, delayed, buried, urgent, producers, workers, waiting];
         let of = &self.totals;
         let jobs = [of.ready, of.reserved, of.delayed, of.buried, of.urgent];

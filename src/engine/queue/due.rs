@@ -1,5 +1,6 @@
 //! Waiting, and what is due: the ends of delays, pauses, TTRs and timeouts, and what ticks do besides.
 
+use super::client::Client;
 use super::counts::CountedEvent;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
@@ -30,7 +31,7 @@ impl Queue {
             self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
-            self.tube_timers.set_no_later_than(key, until, &mut self.tubes);
+            self.tube_timers.set_no_later_than(key, until);
         }
         true
     }
@@ -49,7 +50,7 @@ impl Queue {
             let tube = &mut self.tubes[key];
             tube.pause = pause;
             tube.pause.iter_mut().for_each(|pause| pause.until = now);
-            self.tube_timers.set_no_later_than(key, now, &mut self.tubes);
+            self.tube_timers.set_no_later_than(key, now);
         } else {
             self.invalidate(key);
         }
@@ -60,7 +61,7 @@ impl Queue {
     /// tubes: the connection does not wait, and must search again.
     pub fn wait(
         &mut self,
-        conn: ConnKey,
+        client: &Client,
         wait: Wait,
         steps_left: &mut usize,
         now: Nanos,
@@ -68,26 +69,26 @@ impl Queue {
         let waits = headroom::leave(Headroom::ThreeQuarters, || {
             // All waits may end at once.
             let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);
-            self.wait_results.try_reserve(waiting.saturating_add(1))?;
-            self.enqueue_waiter(conn, wait, steps_left)
+            self.woken.try_reserve(waiting.saturating_add(1))?;
+            self.enqueue_waiter(client.key, wait, steps_left)
         })?;
         if waits {
             self.totals.waiting += 1;
-            self.set_client_timer(conn, now);
+            self.set_client_timer(client, now);
         }
         Ok(waits)
     }
 
     /// Ends the wait of the connection, if it waits, without a result.
     pub fn stop_waiting(&mut self, conn: ConnKey) {
-        if self.clients[conn].watching.wait.take().is_some() {
+        if self.watchers[conn].wait.take().is_some() {
             self.totals.waiting -= 1;
         }
     }
 
     /// Returns whether a reserved job of the connection reaches its deadline in at most 1 s.
-    pub fn is_deadline_soon(&self, conn: ConnKey, now: Nanos) -> bool {
-        let soonest = self.clients[conn].reserved.first();
+    pub fn is_deadline_soon(&self, client: &Client, now: Nanos) -> bool {
+        let soonest = client.held.first();
         let soonest = soonest.filter(|entry| entry.deadline <= now + SAFETY_MARGIN);
         soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
     }
@@ -105,13 +106,8 @@ impl Queue {
         timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
     }
 
-    /// Begins an iteration: connections that are closed in it have a budget of their own.
-    pub fn begin_iteration(&mut self) {
-        self.closing_work_left = self.limits.closing_work;
-    }
-
-    /// Does due work: at most `work` units for tubes, then `work` units for connections. Tubes come
-    /// first, so that a job that becomes ready wins over a timeout.
+    /// Does due work, at most `work` units for tubes. Connections follow ([`Queue::next_due_conn`]), so that
+    /// a job that becomes ready wins over a timeout.
     pub fn tick(&mut self, work: usize, now: Nanos) {
         if let Some(binlog) = &mut self.binlog {
             binlog.tick(now);
@@ -127,29 +123,27 @@ impl Queue {
         self.ticked_at = now;
         let mut work_left = work;
         while work_left > 0
-            && let Some(tube) = self.tube_timers.pop_due(now, &mut self.tubes)
+            && let Some(tube) = self.tube_timers.pop_due(now)
         {
-            self.due_slice(&mut work_left, |queue, left| queue.run_due_tube(tube, now, left));
+            with_slice(&mut work_left, self.limits.due_slice_work, |slice_left| {
+                self.run_due_tube(tube, now, slice_left);
+                // The check costs one unit even if nothing is due any more.
+                *slice_left = slice_left.saturating_sub(1);
+            });
         }
         // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
-        let until = self.tube_timers.next_due().min(now);
-        let mut work_left = work;
-        while work_left > 0
-            && let Some(conn) = self.conn_timers.pop_due(until, &mut self.clients)
-        {
-            self.due_slice(&mut work_left, |queue, left| queue.run_due_client(conn, now, left));
-        }
-        let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        self.is_late |= behind + LATE < now;
+        self.conns_until = self.tube_timers.next_due().min(now);
     }
 
-    /// Does a part of the due work of one tube or connection. What is left is due again behind the others.
-    fn due_slice(&mut self, work_left: &mut usize, run: impl FnOnce(&mut Queue, &mut usize)) {
-        with_slice(work_left, self.limits.due_slice_work, |slice_left| {
-            run(self, slice_left);
-            // The check costs one unit even if nothing is due any more.
-            *slice_left = slice_left.saturating_sub(1);
-        });
+    /// Returns the next connection for which something is due.
+    pub fn next_due_conn(&mut self) -> Option<ConnKey> {
+        self.conn_timers.pop_due(self.conns_until)
+    }
+
+    /// Ends a tick: notes whether it has left something for too long.
+    pub fn end_tick(&mut self) {
+        let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
+        self.is_late |= behind + LATE < self.ticked_at;
     }
 
     /// Returns whether due work was postponed by more than 20 ms.
@@ -165,6 +159,7 @@ impl Queue {
             if due > now || *work_left == 0 {
                 break;
             }
+            self.detach(job);
             self.make_ready_and_charge(job, work_left, now);
         }
         // Last: while memory is short, it may take all work that is left, again and again.
@@ -177,7 +172,7 @@ impl Queue {
         let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
         if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
             self.is_late |= next + LATE < now;
-            self.tube_timers.set_no_later_than(key, next.max(now), &mut self.tubes);
+            self.tube_timers.set_no_later_than(key, next.max(now));
         }
     }
 
@@ -187,59 +182,64 @@ impl Queue {
         Some((job, self.jobs[job].due))
     }
 
-    fn run_due_client(&mut self, conn: ConnKey, now: Nanos, work_left: &mut usize) {
+    /// Does a part of the due work of a connection. What is left is due again behind others. Returns the
+    /// result of its wait if that ends.
+    pub fn run_due_client(
+        &mut self,
+        client: &mut Client,
+        now: Nanos,
+        work_left: &mut usize,
+    ) -> Option<WaitResult> {
         loop {
-            self.free_flushed_tops(conn, work_left, now);
-            let first = self.clients[conn].reserved.first();
+            self.free_flushed_tops(client, work_left, now);
+            let first = client.held.first();
             let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
             if *work_left == 0 {
                 break;
             }
             self.jobs.count_event(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
-            self.take_back(expired.job, work_left, now);
+            self.take_back(client, expired.job, work_left, now);
         }
-        if let Some(Wait { until, .. }) = self.clients[conn].watching.wait {
-            if self.is_deadline_soon(conn, now) {
-                self.end_wait(conn, WaitResult::DeadlineSoon);
-                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
-            } else if until <= now {
-                self.end_wait(conn, WaitResult::TimedOut);
-                *work_left = work_left.saturating_sub(WORK_PER_WAKE);
-            }
+        let result = match self.watchers[client.key].wait {
+            Some(_) if self.is_deadline_soon(client, now) => Some(WaitResult::DeadlineSoon),
+            Some(wait) if wait.until <= now => Some(WaitResult::TimedOut),
+            Some(_) | None => None,
+        };
+        if result.is_some() {
+            self.stop_waiting(client.key);
+            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
         }
-        let first = self.clients[conn].reserved.first();
+        // The check costs one unit even if nothing is due any more.
+        *work_left = work_left.saturating_sub(1);
+        let first = client.held.first();
         self.is_late |= first.is_some_and(|first| first.deadline + LATE < now);
-        self.set_client_timer(conn, now);
-    }
-
-    /// Ends the wait of the connection with this result.
-    pub fn end_wait(&mut self, conn: ConnKey, result: WaitResult) {
-        self.stop_waiting(conn);
-        self.wait_results.push_back((conn, result));
+        self.set_client_timer(client, now);
+        result
     }
 
     /// Sets the timer of a connection to the first of these: the deadline of a reserved job; and
     /// during a wait, 1 s before that deadline, and the timeout.
-    pub(super) fn set_client_timer(&mut self, conn: ConnKey, now: Nanos) {
-        let client = &self.clients[conn];
-        let wait = client.watching.wait;
-        let deadline = client.reserved.first().map(|entry| entry.deadline);
-        let deadline = deadline.filter(|&deadline| deadline != Nanos::NEVER);
-        let warning = deadline.filter(|_| wait.is_some()).map(|it| it.before(SAFETY_MARGIN));
-        let timeout = wait.map(|wait| wait.until).filter(|&until| until != Nanos::NEVER);
-        if let Some(next) = deadline.into_iter().chain(warning).chain(timeout).min() {
-            self.conn_timers.set_no_later_than(conn, next.max(now), &mut self.clients);
+    pub(super) fn set_client_timer(&mut self, client: &Client, now: Nanos) {
+        let next = self.next_moment(client);
+        if next != Nanos::NEVER {
+            self.conn_timers.set_no_later_than(client.key, next.max(now));
+        }
+    }
+
+    /// Returns the moment at which something is due for a connection; [`Nanos::NEVER`] if nothing is.
+    pub(super) fn next_moment(&self, client: &Client) -> Nanos {
+        let deadline = client.held.first().map_or(Nanos::NEVER, |entry| entry.deadline);
+        match self.watchers[client.key].wait {
+            None => deadline,
+            Some(wait) if deadline == Nanos::NEVER => wait.until,
+            Some(wait) => wait.until.min(deadline.before(SAFETY_MARGIN)),
         }
     }
 }
 
 /// Runs `step` with at most `max` units of `work_left`, and subtracts the units that it used.
-pub(super) fn with_slice<R>(
-    work_left: &mut usize,
-    max: usize,
-    step: impl FnOnce(&mut usize) -> R,
-) -> R {
+pub fn with_slice<R>(work_left: &mut usize, max: usize, step: impl FnOnce(&mut usize) -> R) -> R {
     let slice = max.min(*work_left);
     let mut slice_left = slice;
     let result = step(&mut slice_left);

@@ -7,9 +7,10 @@
 //! flushed: no command finds it. The second part frees the flushed jobs, some in each iteration.
 //!
 //! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
-//! found there.
+//! found there: the loop searches the connections one after the other.
 
-use super::job::{DelayedEntry, Holder, Job, ReadyEntry, State};
+use super::client::Client;
+use super::job::{DelayedEntry, Job, ReadyEntry, State};
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
 use crate::engine::collections::list::List;
@@ -25,8 +26,17 @@ pub use crate::engine::binlog::record::{Decision, FlushKind};
 #[derive(Debug, Default)]
 pub struct Flushes {
     pending: VecDeque<Flush>,
-    /// The next entry to search for flushed jobs: the number of a connection, and an index in its heap.
-    search_at: (usize, u32),
+}
+
+/// What a step of the flushes has done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FlushStep {
+    /// The flush of this connection is complete, with this number of deleted jobs.
+    Complete(ConnKey, u64),
+    /// The oldest flush has only jobs that connections hold: [`Queue::free_all_held`] frees them.
+    Held,
+    /// No flush is left, or no work.
+    Ended,
 }
 
 /// A flush whose jobs are not freed yet.
@@ -137,7 +147,9 @@ impl Queue {
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
         let mut first_work = self.limits.first_flush_work;
-        let is_complete = is_only && self.free_flushed(newest, &mut first_work, now);
+        let is_complete = is_only
+            && self.free_flushed(newest, &mut first_work, now)
+            && self.flushes.pending[newest].reserved == 0;
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
@@ -146,16 +158,18 @@ impl Queue {
         !self.flushes.pending.is_empty()
     }
 
-    /// Frees jobs of the oldest flushes. Returns the first connection whose flush is complete, and the
-    /// number of deleted jobs; `None` if `work_left` is used up, or no connection waits.
-    pub fn flush_step(&mut self, work_left: &mut usize, now: Nanos) -> Option<(ConnKey, u64)> {
+    /// Frees jobs of the oldest flushes.
+    pub fn flush_step(&mut self, work_left: &mut usize, now: Nanos) -> FlushStep {
         while self.has_flushes() && self.free_flushed(0, work_left, now) {
+            if self.flushes.pending[0].reserved > 0 {
+                return FlushStep::Held;
+            }
             let Flush { conn, count, .. } = self.end_flush(0);
             if let Some(conn) = conn {
-                return Some((conn, count));
+                return FlushStep::Complete(conn, count);
             }
         }
-        None
+        FlushStep::Ended
     }
 
     /// Forgets a connection that waits for the reply to a flush.
@@ -173,10 +187,11 @@ impl Queue {
         flush
     }
 
-    /// Frees jobs of a flush. Returns `false` if `work_left` is too small for all of them.
+    /// Frees the jobs of a flush that no connection holds. Returns `false` if `work_left` is too small for all
+    /// of them.
     fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
-            let Flush { ready, delayed, postponed, buried, reserved, decision, .. } =
+            let Flush { ready, delayed, postponed, buried, decision, .. } =
                 &mut self.flushes.pending[index];
             let decision = *decision;
             if *work_left == 0 {
@@ -187,58 +202,67 @@ impl Queue {
             let job = job.or_else(|| postponed.pop_front(jobs)).or_else(|| buried.pop_front(jobs));
             match job.map(JobKey::from_number) {
                 Some(job) => self.free_flushed_job(job, decision, work_left, now),
-                None if *reserved > 0 => self.search_flushed(work_left, now),
                 None => return true,
             }
         }
     }
 
-    /// Searches the reserved jobs of all connections for flushed ones, and frees these. A job that
-    /// moves within its heap may be missed. The search begins again after the last connection.
-    fn search_flushed(&mut self, work_left: &mut usize, now: Nanos) {
-        let (mut number, mut index) = self.flushes.search_at;
-        for _ in 0..CHECKS_PER_WORK {
-            if number >= self.clients.numbers_end() {
-                (number, index) = (0, 0);
+    /// Frees flushed jobs that a connection holds, from this index of its heap on. A job that moves within its
+    /// heap may be missed. Returns `false` if `work_left` is too small for all of them.
+    pub fn free_all_held(
+        &mut self,
+        client: &mut Client,
+        index: &mut u32,
+        work_left: &mut usize,
+        now: Nanos,
+    ) -> bool {
+        let mut checks = 0;
+        while let Some(entry) = client.held.get(*index) {
+            if *work_left == 0 {
+                return false;
             }
-            let client = self.clients.get(ConnKey::from_index(number));
-            match client.and_then(|client| client.reserved.get(index)) {
-                None => (number, index) = (number + 1, 0),
-                Some(entry) if self.is_flushed(&self.jobs[entry.job]) => {
-                    self.free_flushed_reserved(entry.job, work_left, now);
-                    break;
-                }
-                Some(_) => index += 1,
+            checks += 1;
+            *work_left -= usize::from(checks % CHECKS_PER_WORK == 0);
+            if self.is_flushed(&self.jobs[entry.job]) {
+                self.free_held(client, entry.job, work_left, now);
+            } else {
+                *index += 1;
             }
         }
-        self.flushes.search_at = (number, index);
         *work_left = work_left.saturating_sub(1);
+        true
     }
 
     /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Returns `false` if `work_left`
     /// is too small for all of them; otherwise the top is a job whose deadline counts.
-    pub fn free_flushed_tops(&mut self, conn: ConnKey, work_left: &mut usize, now: Nanos) -> bool {
+    pub fn free_flushed_tops(
+        &mut self,
+        client: &mut Client,
+        work_left: &mut usize,
+        now: Nanos,
+    ) -> bool {
         while self.has_flushes()
-            && let Some(top) = self.clients[conn].reserved.first()
+            && let Some(top) = client.held.first()
             && self.is_flushed(&self.jobs[top.job])
         {
             if *work_left == 0 {
                 return false;
             }
-            self.free_flushed_reserved(top.job, work_left, now);
+            self.free_held(client, top.job, work_left, now);
         }
         true
     }
 
-    /// Frees a flushed job that a connection has reserved.
-    pub(super) fn free_flushed_reserved(&mut self, key: JobKey, work_left: &mut usize, now: Nanos) {
-        let job = &self.jobs[key];
-        let State::Reserved(Holder { by, index }) = job.state else {
-            unreachable!("a flushed job among reserved ones is in another state")
-        };
-        let (tube, epoch) = (job.tube, job.epoch);
-        let removed = self.clients[by].reserved.remove(index, &mut self.jobs);
-        assert_eq!(removed.job, key, "the heap index of a job belongs to another job");
+    /// Frees a flushed job that a connection holds.
+    pub(super) fn free_held(
+        &mut self,
+        client: &mut Client,
+        key: JobKey,
+        work_left: &mut usize,
+        now: Nanos,
+    ) {
+        let Job { tube, epoch, .. } = self.jobs[key];
+        client.forget(key, &mut self.jobs);
         let mut pending = self.flushes.pending.iter_mut();
         let flush =
             pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
@@ -279,13 +303,6 @@ impl Queue {
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
         *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);
-    }
-
-    /// Returns the cost of comparing all reserved jobs: their number and that of connections.
-    pub(super) fn reserved_cost(&self) -> usize {
-        let flushed = self.flushes.pending.iter().map(|flush| flush.reserved as usize);
-        let reserved = usize::try_from(self.totals.reserved).unwrap_or(usize::MAX);
-        self.clients.numbers_end().saturating_add(reserved).saturating_add(flushed.sum())
     }
 
     // ---- Checking ----
@@ -348,23 +365,42 @@ mod tests {
         queue.put(tube, id, params, None, body, NOW).unwrap();
     }
 
-    fn connect(queue: &mut Queue, index: usize) -> ConnKey {
-        let conn = ConnKey::from_index(index);
-        queue.connect(conn).unwrap();
-        conn
+    fn connect(queue: &mut Queue, index: usize) -> Client {
+        queue.connect(ConnKey::from_index(index)).unwrap()
     }
 
-    fn reserve(queue: &mut Queue, conn: ConnKey, id: u64) {
-        queue.ensure_can_reserve(conn).unwrap();
-        queue.reserve_job(conn, id, NOW).unwrap().unwrap();
+    fn reserve(queue: &mut Queue, client: &mut Client, id: u64) {
+        client.ensure_can_reserve().unwrap();
+        queue.reserve_job(client, id, NOW).unwrap().unwrap();
     }
 
-    /// Frees all flushed jobs, and returns the replies in their order.
-    fn finish(queue: &mut Queue) -> Vec<(ConnKey, u64)> {
-        let replies =
-            std::iter::from_fn(|| queue.flush_step(&mut usize::MAX.clone(), NOW)).collect();
+    /// Frees flushed jobs, and returns the replies in their order.
+    fn free(
+        queue: &mut Queue,
+        clients: &mut [Client],
+        mut work_left: usize,
+    ) -> Vec<(ConnKey, u64)> {
+        let mut replies = Vec::new();
+        while work_left > 0 {
+            match queue.flush_step(&mut work_left, NOW) {
+                FlushStep::Complete(conn, count) => replies.push((conn, count)),
+                FlushStep::Held => clients.iter_mut().for_each(|client| {
+                    queue.free_all_held(client, &mut 0, &mut work_left, NOW);
+                }),
+                FlushStep::Ended => break,
+            }
+        }
+        replies
+    }
+
+    fn finish(queue: &mut Queue, clients: &mut [Client]) -> Vec<(ConnKey, u64)> {
+        let replies = free(queue, clients, usize::MAX);
         assert!(!queue.has_flushes(), "flushed jobs are left");
         replies
+    }
+
+    fn check<'a>(queue: &'a Queue, clients: impl IntoIterator<Item = &'a Client>) {
+        queue.check(clients.into_iter(), std::iter::empty());
     }
 
     #[test]
@@ -372,7 +408,7 @@ mod tests {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
-            let mut conns: Vec<ConnKey> = (0..4).map(|at| connect(&mut queue, at)).collect();
+            let mut clients: Vec<Client> = (0..4).map(|at| connect(&mut queue, at)).collect();
             // The tube of each job, and whether it is buried.
             let mut model: BTreeMap<u64, (&str, bool)> = BTreeMap::new();
             let (mut last_id, mut asked) = (0, 0);
@@ -381,18 +417,19 @@ mod tests {
                     last_id += 1;
                     let tube = *random.choice(&TUBES).expect("there are tubes");
                     put(&mut queue, last_id, tube, u32::from(random.bool()) * 9);
-                    let conn = *random.choice(&conns).expect("there are connections");
+                    let client = random.choice(&mut clients).expect("there are connections");
                     let is_reserved = random.u8(..3) == 0;
                     if is_reserved {
-                        reserve(&mut queue, conn, last_id);
+                        reserve(&mut queue, client, last_id);
                     }
                     let is_buried = is_reserved && random.bool();
                     if is_buried {
-                        assert_eq!(queue.bury(conn, last_id, 7, NOW), Outcome::Done);
+                        assert_eq!(queue.bury(client, last_id, 7, NOW), Outcome::Done);
                     }
                     model.insert(last_id, (tube, is_buried));
                 }
-                let conn = *random.choice(&conns).expect("there are connections");
+                let at = random.usize(..clients.len());
+                let conn = clients[at].key;
                 match random.u8(..6) {
                     0..3 => {
                         let kind = if random.bool() { FlushKind::All } else { FlushKind::Buried };
@@ -409,34 +446,29 @@ mod tests {
                         }
                     }
                     3 => {
-                        let mut work_left = random.usize(..600);
-                        while queue.flush_step(&mut work_left, NOW).is_some() {
-                            asked -= 1;
-                        }
+                        asked -= free(&mut queue, &mut clients, random.usize(..600)).len();
                     }
-                    4 if conns.len() > 1 => {
-                        conns.retain(|&other| other != conn);
+                    4 if clients.len() > 1 => {
+                        let mut leaving = queue.disconnect(clients.swap_remove(at));
                         queue.abandon_flush(conn);
                         asked = queue.flushes.pending.iter().filter(|it| it.conn.is_some()).count();
-                        if !queue.disconnect(conn, NOW) {
-                            queue.close_next(&mut usize::MAX.clone(), NOW);
-                        }
+                        assert!(queue.leave(&mut leaving, &mut usize::MAX.clone(), NOW));
                     }
                     _ => {
                         let id = random.u64(..=last_id);
                         let expected = model.contains_key(&id);
                         assert_eq!(queue.find(id).is_some(), expected, "seed {seed}, job {id}");
-                        if queue.delete(conn, id, NOW) == Outcome::Done {
+                        if queue.delete(&mut clients[at], id, NOW) == Outcome::Done {
                             assert!(model.remove(&id).is_some(), "seed {seed}, job {id}");
                         }
                     }
                 }
-                queue.check();
+                check(&queue, &clients);
                 let Totals { ready, reserved, delayed, buried, .. } = queue.totals;
                 assert_eq!(ready + reserved + delayed + buried, model.len() as u64, "seed {seed}");
             }
-            assert_eq!(finish(&mut queue).len(), asked, "seed {seed}: replies");
-            queue.check();
+            assert_eq!(finish(&mut queue, &mut clients).len(), asked, "seed {seed}: replies");
+            check(&queue, &clients);
             assert_eq!(queue.jobs.len(), model.len(), "seed {seed}");
         }
     }
@@ -444,30 +476,30 @@ mod tests {
     #[test]
     fn the_deadline_of_a_flushed_job_does_not_count() {
         let mut queue = Queue::new(Limits::DEFAULT);
-        let (worker, other) = (connect(&mut queue, 0), connect(&mut queue, 1));
+        let mut worker = connect(&mut queue, 0);
+        let other = connect(&mut queue, 1).key;
         for id in 1..=1_000 {
             put(&mut queue, id, "a", 0);
-            reserve(&mut queue, worker, id);
+            reserve(&mut queue, &mut worker, id);
         }
         let later = NOW + Nanos::from_millis(59_500);
-        assert!(queue.is_deadline_soon(worker, later));
+        assert!(queue.is_deadline_soon(&worker, later));
         let tube = queue.tubes.find("a").unwrap();
         assert_eq!(queue.flush(other, tube, FlushKind::All, NOW), Ok(None));
-        assert!(!queue.is_deadline_soon(worker, later));
+        assert!(!queue.is_deadline_soon(&worker, later));
         // The TTR of flushed jobs runs out without effect.
-        queue.tick(usize::MAX, NOW + Nanos::from_secs(61));
+        queue.run_due_client(&mut worker, NOW + Nanos::from_secs(61), &mut usize::MAX.clone());
         assert_eq!(queue.totals.timeouts, 0);
-        assert_eq!(finish(&mut queue), [(other, 1_000)]);
+        assert_eq!(finish(&mut queue, &mut []), [(other, 1_000)]);
         assert!(queue.tubes.find("a").is_none(), "an idle tube is kept");
         assert_eq!(queue.jobs.len(), 0);
-        queue.check();
     }
 
     #[test]
     fn a_tube_has_a_bounded_number_of_flushes() {
         let limits = Limits { first_flush_work: 1, ..Limits::DEFAULT };
         let mut queue = Queue::new(limits);
-        let conn = connect(&mut queue, 0);
+        let client = connect(&mut queue, 0);
         let mut id = 0;
         for round in 0..=u64::from(MAX_PENDING) {
             for _ in 0..2 {
@@ -475,14 +507,14 @@ mod tests {
                 put(&mut queue, id, "a", 0);
             }
             let tube = queue.tubes.find("a").unwrap();
-            let flushed = queue.flush(conn, tube, FlushKind::All, NOW);
+            let flushed = queue.flush(client.key, tube, FlushKind::All, NOW);
             let is_refused = round == u64::from(MAX_PENDING);
             assert_eq!(flushed, if is_refused { Err(NoSpace::Memory) } else { Ok(None) });
         }
         assert_eq!(queue.totals.ready, 2);
-        assert_eq!(finish(&mut queue).len(), usize::from(MAX_PENDING));
+        assert_eq!(finish(&mut queue, &mut []).len(), usize::from(MAX_PENDING));
         assert_eq!(queue.totals.ready, 2);
-        queue.check();
+        check(&queue, &[client]);
     }
 
     /// The epochs of a tube have eight bits.
@@ -490,12 +522,13 @@ mod tests {
     fn small_flushes_during_a_large_one_bring_no_job_back() {
         for kind in [FlushKind::All, FlushKind::Buried] {
             let mut queue = Queue::new(Limits::DEFAULT);
-            let conn = connect(&mut queue, 0);
-            let add = |queue: &mut Queue, id| {
+            let mut client = connect(&mut queue, 0);
+            let conn = client.key;
+            let mut add = |queue: &mut Queue, id| {
                 put(queue, id, "a", 0);
                 if kind == FlushKind::Buried {
-                    reserve(queue, conn, id);
-                    assert_eq!(queue.bury(conn, id, 7, NOW), Outcome::Done);
+                    reserve(queue, &mut client, id);
+                    assert_eq!(queue.bury(&mut client, id, 7, NOW), Outcome::Done);
                 }
             };
             (1..=5_000).for_each(|id| add(&mut queue, id));
@@ -507,9 +540,10 @@ mod tests {
                 assert_eq!(is_refused, id >= 5_000 + u64::from(MAX_PENDING));
                 assert_eq!(queue.find(1), None, "after {id} jobs");
             }
-            queue.check();
-            finish(&mut queue);
-            queue.check();
+            let mut clients = [client];
+            check(&queue, &clients);
+            finish(&mut queue, &mut clients);
+            check(&queue, &clients);
         }
     }
 }

@@ -33,7 +33,8 @@ pub struct Job {
     /// How often the job was reserved, timed out, released, buried and kicked: see [`Jobs::counts`].
     pub counts: JobCounts,
     pub created_at: Nanos,
-    /// The end of the delay, while it is delayed or postponed; see [`Job::buried_epoch`].
+    /// The end of the delay, while it is delayed or postponed; the end of the TTR while it is reserved, or
+    /// [`Nanos::NEVER`] if the TTR has not begun; see [`Job::buried_epoch`].
     pub due: Nanos,
     pub state: State,
     pub body: Body,
@@ -62,7 +63,7 @@ pub enum State {
     /// In the list of postponed jobs of its tube: there is no memory for its place among the others. For
     /// clients it is delayed.
     Postponed(Links),
-    /// In the heap of reserved jobs of a connection.
+    /// Among those that a connection holds. For a moment only in [`Queue::woken`](super::Queue::woken).
     Reserved(Holder),
     /// In the list of buried jobs of its tube.
     Buried(Links),

@@ -21,8 +21,8 @@
 //! Every change of state has two steps: the job is detached from the heap or list of its state,
 //! then attached to that of the next state. The counts change in these steps and nowhere else. A
 //! job that becomes ready is given to the connection that has waited longest at its tube
-//! ([`waiters`]). The result of each wait is queued in [`Queue::wait_results`]. The rules know
-//! connections by key and write nothing to them.
+//! ([`waiters`]). Such a job is in [`Queue::woken`] until the loop delivers it. A rule gets the connection for
+//! which it acts from its caller, and knows others only by key.
 //!
 //! A [`TryReserveError`] means in all modules that there is no memory. No client can observe that
 //! the failed call changed anything.
@@ -44,7 +44,7 @@
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
-//! | [`clients`] | the rules' part of connections, and closing it in steps |
+//! | [`client`] | the rules' part of a connection, and closing it in steps |
 //! | [`due`] | waiting, and what happens when time passes |
 //! | [`check`] | counts everything again and compares, for tests |
 
@@ -53,7 +53,7 @@ pub mod body_cache;
 pub mod browse;
 pub mod bury_after;
 pub mod check;
-pub mod clients;
+pub mod client;
 pub mod counts;
 pub mod due;
 pub mod flush;
@@ -70,21 +70,21 @@ pub mod waiters;
 use super::binlog::{Binlog, NoSpace};
 use super::collections::list::Links;
 use super::collections::timers::Timers;
-use super::keys::{ConnKey, JobKey, Key, TubeKey};
+use super::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
 use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
 use body::{Bodies, Body};
 use body_cache::BodyCache;
 use bury_after::BuryLog;
-use clients::{Clients, Closing};
+use client::Client;
 use counts::CountedEvent;
 use flush::Flushes;
-use job::{Holder, Job, JobParams, Jobs, ReservedEntry, State, Target};
-use std::collections::{TryReserveError, VecDeque};
+use job::{Holder, Job, JobParams, Jobs, State, Target};
+use std::collections::TryReserveError;
 use std::num::NonZero;
 use tube::{Tube, Tubes};
 use unique::{NewKey, UniqueKeys};
-use waiters::{WaitSeq, Watches};
+use waiters::{WaitSeq, Watchers, Watches};
 
 /// All jobs, tubes and clients, and the rules for them.
 #[derive(Debug)]
@@ -93,16 +93,18 @@ pub struct Queue {
     pub bodies: Bodies,
     pub body_cache: BodyCache,
     pub tubes: Tubes,
-    pub clients: Clients,
     pub watches: Watches,
+    pub watchers: Watchers,
     /// The keys of jobs.
     pub unique: UniqueKeys,
     /// The highest id that was given to a job.
     pub last_id: u64,
     /// The bounds of steps and iterations.
     pub limits: Limits,
-    /// The results of waits that are not delivered yet, the oldest first.
-    pub wait_results: VecDeque<(ConnKey, WaitResult)>,
+    /// Jobs for connections that have waited, the oldest first, until the loop delivers them.
+    pub woken: Vec<(ConnKey, JobKey)>,
+    /// A job that compaction has to delete and that this connection must give up first.
+    pub lost: Option<(ConnKey, JobKey)>,
     /// The counts for `stats`.
     pub totals: Totals,
     /// `None` if jobs are not recorded.
@@ -115,6 +117,8 @@ pub struct Queue {
     conn_timers: Timers<ConnKey>,
     /// The time of the last tick. What it has left is due then.
     ticked_at: Nanos,
+    /// What is due for connections by this time is done in the tick.
+    conns_until: Nanos,
     /// Due work was postponed by more than 20 ms.
     is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
@@ -122,10 +126,6 @@ pub struct Queue {
     bury_log: BuryLog,
     /// Flushes whose jobs are not freed yet.
     flushes: Flushes,
-    /// Closed connections that still have jobs to release or watches to remove.
-    closing: VecDeque<Closing>,
-    /// The work that is left in this iteration for connections that are closed in it.
-    closing_work_left: usize,
     /// Bytes moved by compaction, watches invalidated, and pages of bodies freed, since they were
     /// charged last.
     moved_bytes: usize,
@@ -206,12 +206,13 @@ impl Queue {
             bodies: Bodies::default(),
             body_cache: BodyCache::default(),
             tubes: Tubes::default(),
-            clients: Clients::default(),
             watches: Watches::default(),
+            watchers: Watchers::default(),
             unique: UniqueKeys::default(),
             last_id: 0,
             limits,
-            wait_results: VecDeque::new(),
+            woken: Vec::new(),
+            lost: None,
             totals: Totals::default(),
             binlog: None,
             clock_offset: ClockOffset::default(),
@@ -220,12 +221,11 @@ impl Queue {
             tube_timers: Timers::default(),
             conn_timers: Timers::default(),
             ticked_at: Nanos::ZERO,
+            conns_until: Nanos::ZERO,
             is_late: false,
             bury_after: None,
             bury_log: BuryLog::default(),
             flushes: Flushes::default(),
-            closing: VecDeque::new(),
-            closing_work_left: limits.closing_work,
             moved_bytes: 0,
             invalidated: 0,
             freed_pages: 0,
@@ -242,10 +242,10 @@ impl Queue {
     // ---- Tubes ----
 
     /// Sets the tube of the connection's puts; creates it if there is none of this name.
-    pub fn use_tube(&mut self, conn: ConnKey, name: &str) -> Result<(), TryReserveError> {
+    pub fn use_tube(&mut self, client: &mut Client, name: &str) -> Result<(), TryReserveError> {
         let tube = self.find_or_create_tube(name)?;
         self.tubes[tube].using += 1;
-        let previous = std::mem::replace(&mut self.clients[conn].used, tube);
+        let previous = std::mem::replace(&mut client.used, tube);
         self.tubes[previous].using -= 1;
         self.remove_tube_if_idle(previous);
         Ok(())
@@ -253,22 +253,22 @@ impl Queue {
 
     /// Adds a tube to those from which the connection reserves; creates it if there is none of this
     /// name.
-    pub fn watch(&mut self, conn: ConnKey, name: &str) -> Result<(), TryReserveError> {
+    pub fn watch(&mut self, client: &mut Client, name: &str) -> Result<(), TryReserveError> {
         let tube = self.find_or_create_tube(name)?;
-        let added = self.add_watch(conn, tube);
+        let added = self.add_watch(client, tube);
         self.remove_tube_if_idle(tube);
         added
     }
 
     /// Removes a tube from those from which the connection reserves. Returns `false` if it is the
     /// only one: it stays.
-    pub fn ignore(&mut self, conn: ConnKey, name: &str) -> bool {
+    pub fn ignore(&mut self, client: &mut Client, name: &str) -> bool {
         let Some(tube) = self.tubes.find(name) else { return true };
-        let Some(watch) = self.find_watch(conn, tube) else { return true };
-        if self.clients[conn].watching.len() == 1 {
+        let Some(watch) = self.find_watch(client.key, tube) else { return true };
+        if client.watching.len() == 1 {
             return false;
         }
-        self.remove_watch(watch);
+        self.remove_watch(client, watch);
         self.remove_tube_if_idle(tube);
         true
     }
@@ -279,9 +279,9 @@ impl Queue {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
         }
-        self.tube_timers.try_reserve_one()?;
+        self.tube_timers.try_reserve(self.tubes.try_reserve_key()?)?;
         let tube = self.tubes.create(name)?;
-        self.tube_timers.add(tube, &mut self.tubes);
+        self.tube_timers.add(tube);
         Ok(tube)
     }
 
@@ -294,8 +294,8 @@ impl Queue {
     }
 
     fn remove_tube_if_idle(&mut self, tube: TubeKey) {
-        if let Some(timer) = self.tubes.remove_if_idle(tube) {
-            self.tube_timers.remove(timer, &mut self.tubes);
+        if self.tubes.remove_if_idle(tube) {
+            self.tube_timers.remove(tube);
         }
     }
 
@@ -357,15 +357,10 @@ impl Queue {
         self.freed_pages += usize::from(self.bodies.remove(body));
     }
 
-    /// Ensures that the connection can reserve one more job without allocating.
-    pub fn ensure_can_reserve(&mut self, conn: ConnKey) -> Result<(), TryReserveError> {
-        self.clients[conn].reserved.try_reserve_one()
-    }
-
     /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
     pub fn reserve_job(
         &mut self,
-        conn: ConnKey,
+        client: &mut Client,
         id: u64,
         now: Nanos,
     ) -> Result<Option<JobKey>, NoSpace> {
@@ -376,13 +371,13 @@ impl Queue {
             State::Buried(_) => self.record_hold(job, true)?,
             State::Ready(_) | State::Delayed(_) | State::Postponed(_) | State::Detached => {}
         }
-        self.make_reserved(job, conn, now);
+        self.make_reserved(job, client, now);
         Ok(Some(job))
     }
 
     /// Deletes the job `id`, unless another connection has reserved it.
-    pub fn delete(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
-        let outcome = self.delete_one(conn, id, now);
+    pub fn delete(&mut self, client: &mut Client, id: u64, now: Nanos) -> Outcome {
+        let outcome = self.delete_one(client, id, now);
         self.compact();
         outcome
     }
@@ -390,16 +385,21 @@ impl Queue {
     /// As [`Queue::delete`], for one of many jobs. The caller calls [`Queue::compact`] after the last.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub fn delete_one(&mut self, conn: ConnKey, id: u64, now: Nanos) -> Outcome {
+    pub fn delete_one(&mut self, client: &mut Client, id: u64, now: Nanos) -> Outcome {
         let Some(key) = self.find(id) else { return Outcome::NotFound };
         let job = &self.jobs[key];
-        if job.state.holder().is_some_and(|by| by != conn) {
+        let is_held = client.holds(job);
+        if matches!(job.state, State::Reserved(_)) && !is_held {
             return Outcome::NotFound;
         }
         if self.reserve_delete(job.unique()).is_err() {
             return Outcome::NoSpace;
         }
-        self.detach(key);
+        if is_held {
+            self.take_from(client, key);
+        } else {
+            self.detach(key);
+        }
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, None, now);
         self.tubes[job.tube].deletes += 1;
@@ -412,13 +412,13 @@ impl Queue {
     /// Releases a job that the connection has reserved, with a new priority and delay.
     pub fn release(
         &mut self,
-        conn: ConnKey,
+        client: &mut Client,
         id: u64,
         pri: u32,
         delay_secs: u32,
         now: Nanos,
     ) -> Outcome {
-        let Some(key) = self.find_reserved(conn, id) else { return Outcome::NotFound };
+        let Some(key) = self.find_held(client, id) else { return Outcome::NotFound };
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
@@ -427,46 +427,38 @@ impl Queue {
         job.pri = pri;
         job.delay_secs = delay_secs;
         let target = job.target(now);
-        self.transition(key, target, now);
+        self.give_up(client, key, target, now);
         self.compact();
         Outcome::Done
     }
 
     /// Buries a job that the connection has reserved, with a new priority.
-    pub fn bury(&mut self, conn: ConnKey, id: u64, pri: u32, now: Nanos) -> Outcome {
-        let Some(key) = self.find_reserved(conn, id) else { return Outcome::NotFound };
+    pub fn bury(&mut self, client: &mut Client, id: u64, pri: u32, now: Nanos) -> Outcome {
+        let Some(key) = self.find_held(client, id) else { return Outcome::NotFound };
         if self.reserve_update().is_err() {
             return Outcome::NoSpace;
         }
         self.jobs.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
-        self.transition(key, Target::Buried, now);
+        self.give_up(client, key, Target::Buried, now);
         self.compact();
         Outcome::Done
     }
 
     /// Moves the deadline of a job that the connection has reserved to a full TTR from now. Returns
     /// `false` if it has not reserved the job.
-    pub fn touch(&mut self, conn: ConnKey, id: u64, now: Nanos) -> bool {
-        let Some(key) = self.find_reserved(conn, id) else { return false };
-        let job = &self.jobs[key];
-        let State::Reserved(Holder { index, .. }) = job.state else { return false };
-        let deadline = now + Nanos::from_secs(job.ttr_secs);
-        let reserved = &mut self.clients[conn].reserved;
-        let entry = ReservedEntry { deadline, ..reserved.at(index) };
-        assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
-        reserved.replace(index, entry, &mut self.jobs);
-        self.set_client_timer(conn, now);
+    pub fn touch(&mut self, client: &mut Client, id: u64, now: Nanos) -> bool {
+        let Some(key) = self.find_held(client, id) else { return false };
+        let deadline = now + Nanos::from_secs(self.jobs[key].ttr_secs);
+        self.set_deadline(client, key, deadline);
+        self.set_client_timer(client, now);
         true
     }
 
-    /// Stops the TTR of a reserved job, whose body the connection does not have yet. It begins with
+    /// Stops the TTR of a held job, whose body the connection does not have yet. It begins with
     /// [`Queue::touch`].
-    pub fn stop_ttr(&mut self, key: JobKey) {
-        let State::Reserved(Holder { by, index }) = self.jobs[key].state else { return };
-        let reserved = &mut self.clients[by].reserved;
-        let entry = ReservedEntry { deadline: Nanos::NEVER, ..reserved.at(index) };
-        reserved.replace(index, entry, &mut self.jobs);
+    pub fn stop_ttr(&mut self, client: &mut Client, key: JobKey) {
+        self.set_deadline(client, key, Nanos::NEVER);
     }
 
     /// Returns the plan of a `kick`: buried jobs if there are any, else delayed ones; at most
@@ -483,7 +475,7 @@ impl Queue {
     /// connections as it may. Returns an error only if the binlog has no space for the first one.
     pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
         for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
-            if kick.left == 0 || self.wait_results.len() >= self.limits.wakes_per_step {
+            if kick.left == 0 || self.woken.len() >= self.limits.wakes_per_step {
                 break;
             }
             let tube = &self.tubes[kick.tube];
@@ -536,25 +528,16 @@ impl Queue {
     }
 
     /// Returns whether the connection has reserved the job `id`, whose key is or was `job`.
-    pub fn is_reserved(&self, job: JobKey, id: u64, conn: ConnKey) -> bool {
+    pub fn is_held(&self, client: &Client, job: JobKey, id: u64) -> bool {
         let job = self.jobs.get(job).filter(|job| job.id == id && !self.is_flushed(job));
-        job.and_then(|job| job.state.holder()) == Some(conn)
-    }
-
-    /// Returns the job `id` if the connection has reserved it.
-    fn find_reserved(&self, conn: ConnKey, id: u64) -> Option<JobKey> {
-        let job = self.find(id)?;
-        (self.jobs[job].state.holder() == Some(conn)).then_some(job)
+        job.is_some_and(|job| client.holds(job))
     }
 
     /// Returns the deadline of a reserved job or the end of a delay; `None` in other states, and while the
     /// disk reads the body for the connection that has reserved the job.
     pub fn due(&self, job: &Job) -> Option<Nanos> {
         match job.state {
-            State::Reserved(Holder { by, index }) => {
-                let deadline = self.clients[by].reserved.at(index).deadline;
-                Some(deadline).filter(|&deadline| deadline != Nanos::NEVER)
-            }
+            State::Reserved(_) => Some(job.due).filter(|&deadline| deadline != Nanos::NEVER),
             State::Delayed(_) | State::Postponed(_) => Some(job.due),
             State::Ready(_) | State::Buried(_) | State::Detached => None,
         }
@@ -579,6 +562,13 @@ impl Queue {
         self.attach(key, target, now);
     }
 
+    /// Does the same for a job that a connection holds.
+    fn give_up(&mut self, client: &mut Client, key: JobKey, target: Target, now: Nanos) {
+        self.record_update(key, target, now);
+        self.take_from(client, key);
+        self.attach(key, target, now);
+    }
+
     /// Adds a detached job to the heap or list of its new state.
     fn attach(&mut self, key: JobKey, target: Target, now: Nanos) {
         match target {
@@ -588,7 +578,8 @@ impl Queue {
         }
     }
 
-    /// Removes a job from the heap or list of its state, if it is in one.
+    /// Removes a job from the heap or list of its state, if it is in one. A connection that holds it has
+    /// given it up: see [`Queue::take_from`].
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube];
@@ -609,9 +600,7 @@ impl Queue {
                 tube.postponed.remove(&mut self.jobs, key.number());
                 self.totals.delayed -= 1;
             }
-            State::Reserved(Holder { by, index }) => {
-                let removed = self.clients[by].reserved.remove(index, &mut self.jobs).job;
-                assert_eq!(removed, key, "the heap index of a job belongs to another job");
+            State::Reserved(_) => {
                 tube.reserved -= 1;
                 self.totals.reserved -= 1;
             }
@@ -642,12 +631,11 @@ impl Queue {
         }
     }
 
-    /// Makes a job ready and charges the work to `work_left`.
+    /// Makes a detached job ready and charges the work to `work_left`.
     fn make_ready_and_charge(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
-        let before = self.wait_results.len();
-        self.detach(job);
+        let before = self.woken.len();
         self.make_ready(job, now);
-        let wakes = self.wait_results.len() - before;
+        let wakes = self.woken.len() - before;
         *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
     }
 
@@ -657,8 +645,8 @@ impl Queue {
         let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
-        self.make_reserved(job, conn, now);
-        self.wait_results.push_back((conn, WaitResult::Reserved(job)));
+        self.assign(job, conn, now);
+        self.woken.push((conn, job));
         true
     }
 
@@ -672,7 +660,7 @@ impl Queue {
         if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
             return self.postpone(key, due, now);
         }
-        self.tube_timers.set_no_later_than(tube_key, due, &mut self.tubes);
+        self.tube_timers.set_no_later_than(tube_key, due);
         self.totals.delayed += 1;
     }
 
@@ -684,7 +672,7 @@ impl Queue {
         job.state = State::Postponed(Links::LOOSE);
         let tube = job.tube;
         self.tubes[tube].postponed.push_back(&mut self.jobs, key.number());
-        self.tube_timers.set_no_later_than(tube, now + RETRY_AFTER, &mut self.tubes);
+        self.tube_timers.set_no_later_than(tube, now + RETRY_AFTER);
         self.totals.delayed += 1;
     }
 
@@ -700,9 +688,9 @@ impl Queue {
             let Some(key) = postponed.front().map(JobKey::from_number) else { break };
             may_grow =
                 may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
+            self.detach(key);
             match self.jobs[key].due {
                 due if due > now => {
-                    self.detach(key);
                     self.make_delayed(key, due, now);
                     *work_left = work_left.saturating_sub(WORK_PER_MOVE);
                 }
@@ -713,18 +701,21 @@ impl Queue {
         is_refused
     }
 
-    pub fn make_reserved(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
+    /// Reserves a job that no connection holds.
+    pub fn make_reserved(&mut self, key: JobKey, client: &mut Client, now: Nanos) {
+        self.assign(key, client.key, now);
+        self.hold(client, key, now);
+    }
+
+    /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].
+    fn assign(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.detach(key);
         self.jobs.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
-        job.state = State::Reserved(Holder { by, index: 0 });
-        let deadline = now + Nanos::from_secs(job.ttr_secs);
-        let entry = ReservedEntry { deadline, seq: self.next_reserve_seq, job: key };
-        self.next_reserve_seq = self.next_reserve_seq.wrapping_add(1);
+        job.state = State::Reserved(Holder { by, index: NIL });
+        job.due = now + Nanos::from_secs(job.ttr_secs);
         self.tubes[job.tube].reserved += 1;
         self.totals.reserved += 1;
-        self.clients[by].reserved.insert(entry, &mut self.jobs);
-        self.set_client_timer(by, now);
     }
 
     /// Appends a detached job to the buried jobs of its tube.

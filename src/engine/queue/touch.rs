@@ -5,8 +5,7 @@
 //! this one has its new deadline. If a job has left the heap between two steps, the pass begins again.
 
 use super::Queue;
-use super::job::ReservedEntry;
-use crate::engine::keys::ConnKey;
+use super::client::Client;
 use crate::engine::time::Nanos;
 
 /// The progress of a `touch-all`.
@@ -34,19 +33,18 @@ impl Queue {
     /// connection were touched.
     pub fn touch_all_step(
         &mut self,
-        conn: ConnKey,
+        client: &mut Client,
         touch: &mut TouchAll,
         checks_left: &mut usize,
         now: Nanos,
     ) -> bool {
-        let reserved = &self.clients[conn].reserved;
-        if reserved.len() != touch.reserved {
-            *touch = TouchAll { reserved: reserved.len(), ..TouchAll::new(touch.at) };
+        if client.held.len() != touch.reserved {
+            *touch = TouchAll { reserved: client.held.len(), ..TouchAll::new(touch.at) };
         }
         let mut is_done = false;
         while *checks_left > 0 {
             *checks_left -= 1;
-            let Some(entry) = self.clients[conn].reserved.get(touch.index) else {
+            let Some(entry) = client.held.get(touch.index) else {
                 is_done = true;
                 break;
             };
@@ -58,10 +56,9 @@ impl Queue {
                 touch.touched += usize::from(!is_flushed);
                 continue;
             }
-            let entry = ReservedEntry { deadline, ..entry };
-            self.clients[conn].reserved.replace(touch.index, entry, &mut self.jobs);
+            self.set_deadline(client, entry.job, deadline);
         }
-        self.set_client_timer(conn, now);
+        self.set_client_timer(client, now);
         is_done
     }
 }
@@ -69,6 +66,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::keys::ConnKey;
     use crate::engine::limits::Limits;
     use crate::engine::queue::job::{JobParams, State};
 
@@ -79,25 +77,27 @@ mod tests {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
-            let conn = ConnKey::from_index(0);
-            queue.connect(conn).unwrap();
+            let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
             let tube = queue.tubes.find("default").unwrap();
             for id in 1..=2_000 {
                 let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: random.u32(2..50) };
                 let body = queue.bodies.add(b"\r\n").unwrap();
                 queue.put(tube, id, params, None, body, NOW).unwrap();
-                queue.ensure_can_reserve(conn).unwrap();
-                queue.reserve_job(conn, id, NOW).unwrap().unwrap();
+                client.ensure_can_reserve().unwrap();
+                queue.reserve_job(&mut client, id, NOW).unwrap().unwrap();
             }
             let at = NOW + Nanos::from_millis(1_900);
             let (mut touch, mut now, mut steps) = (TouchAll::new(at), at, 0);
-            while !queue.touch_all_step(conn, &mut touch, &mut random.usize(1..300), now) {
+            while !queue.touch_all_step(&mut client, &mut touch, &mut random.usize(1..300), now) {
                 now = now + Nanos::from_millis(random.u64(..8));
                 // Jobs with the least TTR are lost before they are reached.
-                queue.tick(random.usize(..9), now);
+                queue.tick(0, now);
+                if queue.next_due_conn().is_some() {
+                    queue.run_due_client(&mut client, now, &mut random.usize(..9));
+                }
                 steps += 1;
             }
-            queue.check();
+            queue.check([&client].into_iter(), std::iter::empty());
             assert!(steps > 5, "seed {seed}: {steps} steps");
             let held = queue.jobs.iter().filter(|(_, job)| match job.state {
                 State::Reserved { .. } => {

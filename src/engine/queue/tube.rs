@@ -11,7 +11,6 @@ use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
 use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::collections::timers::Timed;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::queue::listing::ListText;
@@ -44,9 +43,6 @@ pub struct Tube {
     pub clean: List<FRESHNESS>,
     /// The pause in force; boxed, because few tubes are paused.
     pub pause: Option<Box<Pause>>,
-    /// The index of its timer, which fires when the first delayed job is due, when a pause ends, and within a
-    /// second while jobs are postponed.
-    timer: u32,
     /// Increases with each flush of all jobs, and wraps. A job with another epoch is flushed.
     pub epoch: u8,
     /// Increases with each flush of the buried jobs. A buried job with another epoch is
@@ -192,10 +188,15 @@ impl Tubes {
         low_half(self.hasher.hash_one(name))
     }
 
-    /// Creates a tube with a new name.
-    pub fn create(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+    /// Reserves memory for one more tube. Returns the key that it gets.
+    pub fn try_reserve_key(&mut self) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
         headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
+        Ok(self.table.next_key())
+    }
+
+    /// Creates a tube with a new name, after [`Tubes::try_reserve_key`].
+    pub fn create(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
         let tube = Tube {
             name: text::try_boxed(name)?,
             hash: self.hash(name),
@@ -207,11 +208,10 @@ impl Tubes {
         Ok(key)
     }
 
-    /// Removes the tube if it is idle and not `default`. Returns the index of its timer, which the caller
-    /// removes.
-    pub fn remove_if_idle(&mut self, key: TubeKey) -> Option<u32> {
+    /// Removes the tube if it is idle and not `default`. Returns whether it was.
+    pub fn remove_if_idle(&mut self, key: TubeKey) -> bool {
         if key == Tubes::DEFAULT || !self[key].is_idle() {
-            return None;
+            return false;
         }
         let tube = self.table.remove(key);
         self.removed_count += 1;
@@ -223,7 +223,7 @@ impl Tubes {
             self[moved].list_index = tube.list_index;
         }
         self.list_moved_tube(tube.list_index());
-        Some(tube.timer)
+        true
     }
 
     // ---- Long lists ----
@@ -317,18 +317,6 @@ impl Deref for Tubes {
 impl DerefMut for Tubes {
     fn deref_mut(&mut self) -> &mut PagedSlab<TubeKey, Tube> {
         &mut self.table
-    }
-}
-
-impl Timed for TubeKey {
-    type Store = Tubes;
-
-    fn timer_index(self, tubes: &Tubes) -> Option<u32> {
-        tubes.get(self).map(|tube| tube.timer)
-    }
-
-    fn timer_index_mut(self, tubes: &mut Tubes) -> &mut u32 {
-        &mut tubes[self].timer
     }
 }
 

@@ -439,7 +439,8 @@ mod tests {
     use crate::engine::keys::ConnKey;
     use crate::engine::limits::Limits;
     use crate::engine::queue::Outcome;
-    use crate::engine::queue::flush::FlushKind;
+    use crate::engine::queue::client::Client;
+    use crate::engine::queue::flush::{FlushKind, FlushStep};
     use crate::engine::queue::job::JobParams;
     use std::collections::BTreeMap;
 
@@ -462,10 +463,12 @@ mod tests {
         hit
     }
 
-    fn connect(queue: &mut Queue) -> ConnKey {
-        let conn = ConnKey::from_index(0);
-        queue.connect(conn).unwrap();
-        conn
+    fn connect(queue: &mut Queue) -> Client {
+        queue.connect(ConnKey::from_index(0)).unwrap()
+    }
+
+    fn check(queue: &Queue, client: &Client) {
+        queue.check(std::iter::once(client), std::iter::empty());
     }
 
     #[test]
@@ -473,14 +476,14 @@ mod tests {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
-            let conn = connect(&mut queue);
+            let mut client = connect(&mut queue);
             // The job of each key, and until when it is kept once the job is deleted.
             let mut model: BTreeMap<String, (u64, u32, Option<Nanos>)> = BTreeMap::new();
             let mut now = NOW;
             for id in 1..1_000 {
                 now = now + Nanos::from_millis(random.u64(..500));
                 queue.tick(usize::MAX, now);
-                queue.check();
+                check(&queue, &client);
                 model.retain(|_, (_, _, until)| until.is_none_or(|until| until > now));
                 if random.bool() {
                     let key = format!("key-{}", random.u8(..40));
@@ -498,7 +501,7 @@ mod tests {
                     else {
                         continue;
                     };
-                    assert_eq!(queue.delete(conn, *id, now), Outcome::Done);
+                    assert_eq!(queue.delete(&mut client, *id, now), Outcome::Done);
                     *until = Some(now + Nanos::from_secs(*ttl));
                 }
             }
@@ -513,23 +516,23 @@ mod tests {
     #[test]
     fn a_flush_ends_keys_at_once_and_keeps_those_with_a_ttl() {
         let mut queue = Queue::new(Limits::DEFAULT);
-        let conn = connect(&mut queue);
+        let mut client = connect(&mut queue);
         for id in 1..=MANY {
             let ttl = if id % 2 == 0 { 10 } else { 0 };
             assert_eq!(put(&mut queue, id, &id.to_string(), ttl, NOW), None);
             if id > 200 {
                 continue;
             }
-            queue.ensure_can_reserve(conn).unwrap();
-            queue.reserve_job(conn, id, NOW).unwrap().unwrap();
+            client.ensure_can_reserve().unwrap();
+            queue.reserve_job(&mut client, id, NOW).unwrap().unwrap();
             if id > 100 {
-                assert_eq!(queue.bury(conn, id, 0, NOW), Outcome::Done);
+                assert_eq!(queue.bury(&mut client, id, 0, NOW), Outcome::Done);
             }
         }
         let tube = queue.tubes.find("a").unwrap();
-        assert_eq!(queue.flush(conn, tube, FlushKind::Buried, secs(1)), Ok(Some(100)));
+        assert_eq!(queue.flush(client.key, tube, FlushKind::Buried, secs(1)), Ok(Some(100)));
         let tube = queue.tubes.find("a").unwrap();
-        assert_eq!(queue.flush(conn, tube, FlushKind::All, secs(5)), Ok(None));
+        assert_eq!(queue.flush(client.key, tube, FlushKind::All, secs(5)), Ok(None));
         // Most jobs are not freed yet.
         let deleted = |id| Some(Hit { id, state: HitState::Deleted });
         for id in [2, 102, MANY - 2, MANY] {
@@ -540,9 +543,13 @@ mod tests {
         }
         // The key of a job that is not freed has passed, and another job takes it.
         assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(15)), None);
-        queue.check();
-        assert_eq!(queue.flush_step(&mut usize::MAX.clone(), secs(14)), Some((conn, MANY - 100)));
-        queue.check();
+        check(&queue, &client);
+        let most = || usize::MAX;
+        assert_eq!(queue.flush_step(&mut most(), secs(14)), FlushStep::Held);
+        queue.free_all_held(&mut client, &mut 0, &mut most(), secs(14));
+        let complete = FlushStep::Complete(client.key, MANY - 100);
+        assert_eq!(queue.flush_step(&mut most(), secs(14)), complete);
+        check(&queue, &client);
         let ready = |id| Some(Hit { id, state: HitState::Ready });
         assert_eq!(put(&mut queue, 0, &MANY.to_string(), 0, secs(14)), ready(3 * MANY));
         assert_eq!(put(&mut queue, 0, "1", 0, secs(14)), ready(MANY + 1));
@@ -552,7 +559,7 @@ mod tests {
         while queue.next_due() <= secs(16) {
             queue.tick(usize::MAX, secs(16));
         }
-        queue.check();
+        check(&queue, &client);
         assert_eq!(queue.unique.counts(), (6, 0));
     }
 

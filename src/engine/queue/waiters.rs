@@ -29,17 +29,19 @@
 //! Between two commands no connection waits while a watched tube has a job for it.
 
 use super::Queue;
+use super::client::Client;
 use super::job::Rank;
 use super::tube::Tube;
 use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::list::{Linked, Links, List};
+use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
 use std::cell::Cell;
-use std::collections::TryReserveError;
+use std::collections::{BTreeMap, TryReserveError};
 use std::fmt;
 use std::num::NonZero;
 
@@ -71,20 +73,28 @@ pub(super) const FRESHNESS: usize = 2;
 /// All watches.
 pub type Watches = HashSlab<WatchKey, Watch>;
 
-/// The watches of a connection, its cached best jobs, and its wait.
+/// The watches of a connection, and its cached best jobs.
 #[derive(Debug, Default)]
 pub struct Watching {
     /// All watches, in the order of `list-tubes-watched`.
     all: List<ALL>,
+    /// The cached best jobs; `None` until the connection watches a second tube.
+    best_jobs: Option<Box<Heap<BestJob>>>,
+}
+
+/// What commands of other connections change of a connection: its wait, and two lists of its watches.
+#[derive(Debug, Default)]
+pub struct Watcher {
     /// The watches that are not among their tube's waiters.
     not_queued: List<NOT_QUEUED>,
     /// The watches whose tube may have a better job than the cached one.
     dirty: List<FRESHNESS>,
-    /// The cached best jobs; `None` until the connection watches a second tube.
-    best_jobs: Option<Box<Heap<BestJob>>>,
     /// `None` while the connection does not wait.
     pub(super) wait: Option<Wait>,
 }
+
+/// All of these, by connection.
+pub type Watchers = PagedSlab<ConnKey, Watcher>;
 
 /// The result of a search for the best job of the tubes that a connection watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,22 +158,23 @@ impl Queue {
     #[inline(always)]
     pub fn best_job(
         &mut self,
-        conn: ConnKey,
+        client: &mut Client,
         steps_left: &mut usize,
     ) -> Result<Search, TryReserveError> {
-        let watching = &mut self.clients[conn].watching;
+        let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
             let only = watching.first(&self.watches);
             let best = only.and_then(|only| self.tubes[only].best_job(&self.jobs));
             return Ok(best.map_or(Search::Nothing, Search::Found));
         }
-        while !watching.dirty.is_empty() {
+        let watcher = &mut self.watchers[client.key];
+        while !watcher.dirty.is_empty() {
             if !take_step(steps_left) {
                 return Ok(Search::Unfinished);
             }
             headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve_one())?;
-            let Some(key) = watching.dirty.pop_front(&mut self.watches) else { break };
+            let Some(key) = watcher.dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = false;
             let (tube, index) = (&mut self.tubes[watch.tube], watch.best_index);
@@ -194,8 +205,7 @@ impl Queue {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = true;
             self.invalidated += 1;
-            let conn = watch.conn;
-            let dirty = &mut self.clients[conn].watching.dirty;
+            let dirty = &mut self.watchers[watch.conn].dirty;
             dirty.push_back(&mut self.watches, key);
         }
     }
@@ -216,18 +226,18 @@ impl Queue {
         wait: Wait,
         steps_left: &mut usize,
     ) -> Result<bool, TryReserveError> {
-        let watching = &mut self.clients[conn].watching;
-        while let Some(key) = watching.not_queued.front() {
+        let watcher = &mut self.watchers[conn];
+        while let Some(key) = watcher.not_queued.front() {
             if !take_step(steps_left) {
                 return Ok(false);
             }
             let waiter = Waiter { seq: wait.seq, watch: WatchKey::from_number(key) };
             let waiters = &mut self.tubes[self.watches[waiter.watch].tube].waiters;
             waiters.try_reserve_one()?;
-            watching.not_queued.pop_front(&mut self.watches);
+            watcher.not_queued.pop_front(&mut self.watches);
             waiters.insert(waiter, &mut self.watches);
         }
-        watching.wait = Some(wait);
+        watcher.wait = Some(wait);
         Ok(true)
     }
 
@@ -236,8 +246,8 @@ impl Queue {
         let waiters = &mut self.tubes[tube].waiters;
         while let Some(front) = waiters.first() {
             let conn = self.watches[front.watch].conn;
-            let watching = &mut self.clients[conn].watching;
-            match watching.wait {
+            let watcher = &mut self.watchers[conn];
+            match watcher.wait {
                 Some(Wait { seq, .. }) if seq == front.seq => return Some(conn),
                 Some(Wait { seq, .. }) => {
                     waiters.replace(0, Waiter { seq, ..front }, &mut self.watches);
@@ -245,7 +255,7 @@ impl Queue {
                 None => {
                     waiters.remove(0, &mut self.watches);
                     self.watches[front.watch].waiter_index = NIL;
-                    let not_queued = &mut watching.not_queued;
+                    let not_queued = &mut watcher.not_queued;
                     not_queued.push_back(&mut self.watches, front.watch.number());
                 }
             }
@@ -263,22 +273,27 @@ impl Queue {
         self.tubes[tube].waiters.iter().filter(|&waiter| self.is_waiting(waiter)).count()
     }
 
+    /// Returns whether the connection waits for a job.
+    pub fn waits(&self, conn: ConnKey) -> bool {
+        self.watchers[conn].wait.is_some()
+    }
+
     /// Returns whether the connection of this entry waits. All waiting connections have an entry;
     /// some entries are of connections that do not wait.
     pub fn is_waiting(&self, waiter: Waiter) -> bool {
-        self.clients[self.watches[waiter.watch].conn].watching.is_waiting()
+        self.waits(self.watches[waiter.watch].conn)
     }
 
     /// Adds a watch of the tube, unless the connection has one.
     pub(super) fn add_watch(
         &mut self,
-        conn: ConnKey,
+        client: &mut Client,
         tube: TubeKey,
     ) -> Result<(), TryReserveError> {
+        let conn = client.key;
         if self.find_watch(conn, tube).is_some() {
             return Ok(());
         }
-        let watching = &mut self.clients[conn].watching;
         self.watches.try_reserve_one()?;
         let key = self.watches.insert(Watch {
             conn,
@@ -290,9 +305,10 @@ impl Queue {
             best_index: NIL,
             is_dirty: true,
         });
-        watching.all.push_back(&mut self.watches, key.number());
-        watching.not_queued.push_back(&mut self.watches, key.number());
-        watching.dirty.push_back(&mut self.watches, key.number());
+        let watcher = &mut self.watchers[conn];
+        client.watching.all.push_back(&mut self.watches, key.number());
+        watcher.not_queued.push_back(&mut self.watches, key.number());
+        watcher.dirty.push_back(&mut self.watches, key.number());
         self.tubes[tube].watching += 1;
         Ok(())
     }
@@ -304,13 +320,13 @@ impl Queue {
     }
 
     /// Removes a watch, and returns its tube.
-    pub(super) fn remove_watch(&mut self, key: WatchKey) -> TubeKey {
+    pub(super) fn remove_watch(&mut self, client: &mut Client, key: WatchKey) -> TubeKey {
         let Watch { conn, tube: tube_key, waiter_index, best_index, is_dirty, .. } =
             self.watches[key];
-        let watching = &mut self.clients[conn].watching;
+        let (watching, watcher) = (&mut client.watching, &mut self.watchers[conn]);
         let tube = &mut self.tubes[tube_key];
         if waiter_index == NIL {
-            watching.not_queued.remove(&mut self.watches, key.number());
+            watcher.not_queued.remove(&mut self.watches, key.number());
         } else {
             let removed = tube.waiters.remove(waiter_index, &mut self.watches);
             assert_eq!(removed.watch, key, "the index of a waiter belongs to another watch");
@@ -318,7 +334,7 @@ impl Queue {
         if best_index != NIL {
             watching.best_jobs().remove(best_index, &mut self.watches);
         }
-        let list = if is_dirty { &mut watching.dirty } else { &mut tube.clean };
+        let list = if is_dirty { &mut watcher.dirty } else { &mut tube.clean };
         list.remove(&mut self.watches, key.number());
         tube.watching -= 1;
         // Quirk: the last watch of the list moves to the index of the removed one; pinned by
@@ -332,14 +348,17 @@ impl Queue {
 
     /// Checks that each watch is in exactly the lists and heaps that its fields name, and that no
     /// connection waits while a watched tube has a job for it.
-    pub(super) fn check_watches(&self) {
+    pub(super) fn check_watches(&self, clients: &BTreeMap<ConnKey, &Client>) {
+        self.watchers.check(format_args!("the watchers"));
+        assert_eq!(self.watchers.len(), clients.len(), "watchers, and clients");
         self.watches.check(format_args!("the watches"));
         // The lists and heaps are checked one by one. Two that exclude each other have together as
         // many entries as there are watches, so each watch is in one of them.
         let (mut all, mut queueing, mut freshness, mut cached) = (0, 0, 0, 0);
-        for (conn, client) in self.clients.iter() {
-            let (index, watching) = (conn.index(), &client.watching);
-            let Watching { all: own, not_queued, dirty, best_jobs, wait } = watching;
+        for (&conn, client) in clients {
+            let index = conn.index();
+            let Watching { all: own, best_jobs } = &client.watching;
+            let Watcher { not_queued, dirty, wait } = &self.watchers[conn];
             assert!(!own.is_empty(), "connection {index} watches no tube");
             self.check_list(own, format_args!("the watches of {index}"), |key, watch| {
                 watch.conn == conn && self.find_watch(conn, watch.tube) == Some(key)
@@ -360,14 +379,14 @@ impl Queue {
             freshness += dirty.len();
             let Some(wait) = wait else { continue };
             let is_queued = wait.seq < self.next_wait_seq && not_queued.is_empty();
-            assert!(is_queued, "connection {index} waits with {wait:?}: {watching:?}");
-            for tube in watching.tubes(&self.watches).map(|tube| &self.tubes[tube]) {
+            assert!(is_queued, "connection {index} waits with {wait:?}: {not_queued:?}");
+            for tube in client.watching.tubes(&self.watches).map(|tube| &self.tubes[tube]) {
                 let best = tube.best_job(&self.jobs);
                 assert!(best.is_none(), "{index} waits, but tube {} has {best:?}", tube.name);
             }
         }
         for (key, tube) in self.tubes.entries() {
-            self.check_waiters(key, tube);
+            self.check_waiters(key, tube, clients);
             queueing += tube.waiters.len();
             freshness += tube.clean.len();
         }
@@ -392,12 +411,12 @@ impl Queue {
         });
     }
 
-    fn check_waiters(&self, key: TubeKey, tube: &Tube) {
+    fn check_waiters(&self, key: TubeKey, tube: &Tube, clients: &BTreeMap<ConnKey, &Client>) {
         let Tube { name, waiters, clean, .. } = tube;
         waiters.check(&self.watches, format_args!("the waiters of tube {name}"));
         for waiter in waiters.iter() {
             let watch = &self.watches[waiter.watch];
-            let wait = self.clients[watch.conn].watching.wait;
+            let wait = self.watchers[watch.conn].wait;
             let is_old =
                 wait.map_or(waiter.seq < self.next_wait_seq, |wait| waiter.seq <= wait.seq);
             assert!(watch.tube == key && is_old, "tube {name} queues {waiter:?} for {wait:?}");
@@ -405,7 +424,7 @@ impl Queue {
         let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
         let what = format_args!("the clean watches of tube {name}, which has {best:?}");
         self.check_list(clean, what, |_, watch| {
-            let best_jobs = self.clients[watch.conn].watching.best_jobs.as_ref();
+            let best_jobs = clients[&watch.conn].watching.best_jobs.as_ref();
             let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index));
             let is_better = |best| cached.is_none_or(|cached| best < cached.rank());
             watch.tube == key && !watch.is_dirty && !best.is_some_and(is_better)
@@ -416,10 +435,6 @@ impl Queue {
 impl Watching {
     pub fn len(&self) -> usize {
         self.all.len() as usize
-    }
-
-    pub fn is_waiting(&self) -> bool {
-        self.wait.is_some()
     }
 
     /// Returns the first watch in the order of `list-tubes-watched`.
@@ -534,8 +549,8 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 mod tests {
     use super::*;
     use crate::engine::limits::Limits;
+    use crate::engine::queue::Outcome;
     use crate::engine::queue::job::JobParams;
-    use crate::engine::queue::{Outcome, WaitResult};
     use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -553,7 +568,7 @@ mod tests {
         /// The longest waiting connection first.
         waiting: Vec<ConnKey>,
         paused: BTreeSet<usize>,
-        wait_results: Vec<(ConnKey, u64)>,
+        woken: Vec<(ConnKey, u64)>,
     }
 
     impl Model {
@@ -588,24 +603,25 @@ mod tests {
                 let Some(first) = first else { break };
                 let conn = self.waiting.remove(first);
                 self.make_reserved(conn, id);
-                self.wait_results.push((conn, id));
+                self.woken.push((conn, id));
             }
         }
     }
 
-    fn put(queue: &mut Queue, conn: ConnKey, id: u64, tube: usize, pri: u32) {
+    type Clients = BTreeMap<ConnKey, Client>;
+
+    fn put(queue: &mut Queue, client: &mut Client, id: u64, tube: usize, pri: u32) {
         let params = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
-        queue.use_tube(conn, TUBES[tube]).unwrap();
+        queue.use_tube(client, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
-        let tube = queue.clients[conn].used;
-        queue.put(tube, id, params, None, body, NOW).unwrap();
+        queue.put(client.used, id, params, None, body, NOW).unwrap();
     }
 
-    fn reserve(queue: &mut Queue, conn: ConnKey) -> Option<u64> {
-        queue.ensure_can_reserve(conn).unwrap();
-        match queue.best_job(conn, &mut usize::MAX.clone()).unwrap() {
+    fn reserve(queue: &mut Queue, client: &mut Client) -> Option<u64> {
+        client.ensure_can_reserve().unwrap();
+        match queue.best_job(client, &mut usize::MAX.clone()).unwrap() {
             Search::Found(job) => {
-                queue.make_reserved(job, conn, NOW);
+                queue.make_reserved(job, client, NOW);
                 Some(queue.jobs[job].id)
             }
             Search::Nothing => None,
@@ -614,36 +630,43 @@ mod tests {
     }
 
     /// Adds a connection under the lowest free key.
-    fn connect(queue: &mut Queue) -> ConnKey {
+    fn connect(queue: &mut Queue, clients: &mut Clients) -> ConnKey {
         let mut keys = (0..).map(ConnKey::from_index);
-        let key = keys.find(|key| queue.clients.get(*key).is_none()).expect("some key is free");
-        queue.connect(key).unwrap();
+        let key = keys.find(|key| !clients.contains_key(key)).expect("some key is free");
+        clients.insert(key, queue.connect(key).unwrap());
         key
     }
 
     /// Applies one random step to the queue and to the model.
     #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
-    fn step(random: &mut fastrand::Rng, queue: &mut Queue, model: &mut Model, last_id: &mut u64) {
+    fn step(
+        random: &mut fastrand::Rng,
+        queue: &mut Queue,
+        clients: &mut Clients,
+        model: &mut Model,
+        last_id: &mut u64,
+    ) {
         let conns: Vec<ConnKey> = model.watched.keys().copied().collect();
         let tube = random.usize(..TUBES.len());
         let pri = random.u32(..4);
         let Some(&conn) = random.choice(&conns) else {
-            let conn = connect(queue);
+            let conn = connect(queue, clients);
             model.watched.insert(conn, BTreeSet::from([0]));
             return;
         };
+        let client = clients.get_mut(&conn).expect("the model has the same connections");
         let is_waiting = model.waiting.contains(&conn);
         let reserved = model.reserved.iter().find(|(_, (by, _))| *by == conn);
         let reserved = reserved.map(|(&id, &(_, tube))| (id, tube));
         match random.u8(..20) {
             0 if conns.len() < 12 => {
-                let conn = connect(queue);
+                let conn = connect(queue, clients);
                 model.watched.insert(conn, BTreeSet::from([0]));
             }
             1 => {
-                if !queue.disconnect(conn, NOW) {
-                    assert_eq!(queue.close_next(&mut usize::MAX.clone(), NOW), Some(conn));
-                }
+                let client = clients.remove(&conn).expect("it was just found");
+                let mut leaving = queue.disconnect(client);
+                assert!(queue.leave(&mut leaving, &mut usize::MAX.clone(), NOW));
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
                 let mut released: Vec<(u64, usize)> = Vec::new();
@@ -657,13 +680,13 @@ mod tests {
                 }
             }
             2..5 if !is_waiting => {
-                queue.watch(conn, TUBES[tube]).unwrap();
+                queue.watch(client, TUBES[tube]).unwrap();
                 model.watched.get_mut(&conn).unwrap().insert(tube);
             }
             5 if !is_waiting => {
                 let watched = model.watched.get_mut(&conn).unwrap();
                 let is_last = watched.len() == 1 && watched.contains(&tube);
-                assert_eq!(queue.ignore(conn, TUBES[tube]), !is_last);
+                assert_eq!(queue.ignore(client, TUBES[tube]), !is_last);
                 if !is_last {
                     watched.remove(&tube);
                 }
@@ -678,25 +701,25 @@ mod tests {
             }
             9..13 if !is_waiting => {
                 *last_id += 1;
-                put(queue, conn, *last_id, tube, pri);
+                put(queue, client, *last_id, tube, pri);
                 model.make_ready(*last_id, tube, pri);
             }
             13..16 if reserved.is_some() && !is_waiting => {
                 let (id, tube) = reserved.unwrap();
                 model.reserved.remove(&id);
                 if random.bool() {
-                    assert_eq!(queue.release(conn, id, pri, 0, NOW), Outcome::Done);
+                    assert_eq!(queue.release(client, id, pri, 0, NOW), Outcome::Done);
                     model.make_ready(id, tube, pri);
                 } else {
-                    assert_eq!(queue.delete(conn, id, NOW), Outcome::Done);
+                    assert_eq!(queue.delete(client, id, NOW), Outcome::Done);
                 }
             }
             _ if reserved.is_none() && !is_waiting => {
-                let job = reserve(queue, conn);
+                let job = reserve(queue, client);
                 assert_eq!(job, model.reserve(conn));
                 if job.is_none() {
                     let wait = Wait { seq: queue.next_wait_seq(), until: Nanos::NEVER };
-                    assert!(queue.wait(conn, wait, &mut usize::MAX.clone(), NOW).unwrap());
+                    assert!(queue.wait(client, wait, &mut usize::MAX.clone(), NOW).unwrap());
                     model.waiting.push(conn);
                 }
             }
@@ -711,8 +734,8 @@ mod tests {
     fn watch_hashes_differ_between_servers() {
         let hashes = || {
             let mut queue = Queue::new(Limits::DEFAULT);
-            let conn = connect(&mut queue);
-            TUBES.iter().for_each(|name| queue.watch(conn, name).unwrap());
+            let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
+            TUBES.iter().for_each(|name| queue.watch(&mut client, name).unwrap());
             let watches = queue.watches.iter().map(|(_, watch)| watch.hash);
             watches.collect::<Vec<u32>>()
         };
@@ -724,20 +747,18 @@ mod tests {
         for seed in 0..30 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
-            let mut model = Model::default();
+            let (mut clients, mut model) = (Clients::new(), Model::default());
             let mut last_id = 0;
             for round in 0..4_000 {
-                step(&mut random, &mut queue, &mut model, &mut last_id);
-                let wait_results: Vec<(ConnKey, u64)> = std::mem::take(&mut queue.wait_results)
-                    .into_iter()
-                    .map(|(conn, result)| match result {
-                        WaitResult::Reserved(job) => (conn, queue.jobs[job].id),
-                        WaitResult::DeadlineSoon | WaitResult::TimedOut => {
-                            panic!("a wait ended without a job, though no time passed")
-                        }
-                    })
-                    .collect();
-                assert_eq!(wait_results, std::mem::take(&mut model.wait_results), "seed {seed}");
+                step(&mut random, &mut queue, &mut clients, &mut model, &mut last_id);
+                let mut woken = Vec::new();
+                for (conn, job) in std::mem::take(&mut queue.woken) {
+                    let client =
+                        clients.get_mut(&conn).expect("a connection waits until it closes");
+                    queue.hold(client, job, NOW);
+                    woken.push((conn, queue.jobs[job].id));
+                }
+                assert_eq!(woken, std::mem::take(&mut model.woken), "seed {seed}");
                 for (index, name) in TUBES.iter().enumerate() {
                     let Some(tube) = queue.tubes.find(name) else { continue };
                     let is_counted = |conn: &&ConnKey| model.watched[conn].contains(&index);
@@ -748,7 +769,7 @@ mod tests {
                 assert_eq!(queue.totals.reserved, model.reserved.len() as u64);
                 assert_eq!(queue.totals.waiting, model.waiting.len() as u64);
                 if round % 8 == 0 {
-                    queue.check();
+                    queue.check(clients.values(), std::iter::empty());
                 }
             }
             assert!(last_id > 100, "the test put {last_id} jobs only");

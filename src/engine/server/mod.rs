@@ -42,8 +42,11 @@ use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::body::Bodies;
+use crate::engine::queue::client::{Client, Leaving};
+use crate::engine::queue::due::with_slice;
+use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::replay::{Replay, ReplayError};
-use crate::engine::queue::{Totals, WORK_PER_WAKE};
+use crate::engine::queue::{Totals, WORK_PER_WAKE, WaitResult};
 use crate::engine::store::{Settings, Store};
 use crate::engine::time::{ClockOffset, Nanos};
 use link::Link;
@@ -58,9 +61,8 @@ use std::ops::Range;
 /// The queue and the connections of one server.
 #[derive(Debug)]
 pub struct Server<S> {
-    /// By the number of the key. `None` while a closed connection gives back what it had: its key is not
-    /// free yet.
-    links: Slab<Option<Box<Link<S>>>>,
+    /// By the number of the key.
+    links: Slab<Slot<S>>,
     store: Store,
     /// Connections to visit, in this order, of which those of this iteration come first.
     ready: VecDeque<ConnKey>,
@@ -74,9 +76,22 @@ pub struct Server<S> {
     scratch: Box<[u8]>,
     /// How many bytes one read takes in this iteration.
     read_len: usize,
+    /// Closed connections that have not given back all jobs and watches.
+    leaving: VecDeque<ConnKey>,
+    /// The work that is left in this iteration for connections that are closed in it.
+    closing_work_left: usize,
+    /// Where the next held job of a flush is searched: the number of a connection, and an index in its heap.
+    search_at: (usize, u32),
     /// A connection was closed since [`Server::take_has_closed`].
     has_closed: bool,
     is_stopping: bool,
+}
+
+/// What has the key of a connection.
+#[derive(Debug)]
+enum Slot<S> {
+    Open(Box<Link<S>>),
+    Leaving(Box<Leaving>),
 }
 
 /// A server as metrics and pages see it, whatever its streams are.
@@ -85,6 +100,8 @@ pub trait Observed {
     fn store(&self) -> &Store;
     /// Returns the activities of the connections whose keys have these numbers.
     fn activities(&self, numbers: Range<usize>) -> Vec<Activity>;
+    /// Returns the part of this connection that the rules use, if there is a connection of this number.
+    fn client(&self, number: usize) -> Option<&Client>;
     /// Returns a number that is above those of all keys.
     fn numbers_end(&self) -> usize;
 }
@@ -115,6 +132,9 @@ impl<S> Server<S> {
             stalled: Vec::new(),
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
+            leaving: VecDeque::new(),
+            closing_work_left: limits.closing_work,
+            search_at: (0, 0),
             has_closed: false,
             is_stopping: false,
         }
@@ -157,7 +177,7 @@ impl<S> Server<S> {
             if self.store.settings.body_cache_bytes.is_some() {
                 self.store.reads.try_reserve(clients)?;
             }
-            self.store.queue.try_reserve_closing()?;
+            self.leaving.try_reserve(self.links.len() + 1)?;
             try_reserve_entry(&mut self.links)
         })
     }
@@ -175,8 +195,9 @@ impl<S> Server<S> {
         reads_to_the_end: bool,
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
-        headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
-        self.links.insert(Some(Box::new(Link::new(stream, Conn::new(key), reads_to_the_end))));
+        let client = headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
+        let link = Link::new(stream, Conn::new(client), reads_to_the_end);
+        self.links.insert(Slot::Open(Box::new(link)));
         self.store.total_connections += 1;
         self.store.connections += 1;
         debug!("connection {} opened", key.index());
@@ -195,7 +216,10 @@ impl<S> Server<S> {
     /// Closes a connection. Its key is free at once, or after some ticks if the connection has many jobs
     /// and watches to give back.
     pub fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
-        let Some(mut link) = self.links.get_mut(key.index()).and_then(Option::take) else { return };
+        if link_of(&mut self.links, key).is_none() {
+            return;
+        }
+        let Slot::Open(mut link) = self.links.remove(key.index()) else { return };
         match why {
             Some(error) => debug!("connection {} lost: {error}", key.index()),
             None => debug!("connection {} closed", key.index()),
@@ -204,10 +228,35 @@ impl<S> Server<S> {
         link.conn.cancel(s);
         s.connections -= 1;
         self.has_closed = true;
-        if s.queue.disconnect(key, s.moment()) {
-            self.links.remove(key.index());
+        let mut leaving = s.queue.disconnect(link.conn.client);
+        let most = s.queue.limits.closing_slice_work;
+        let is_done = with_slice(&mut self.closing_work_left, most, |work_left| {
+            s.queue.leave(&mut leaving, work_left, s.moment())
+        });
+        if !is_done {
+            let number = self.links.insert(Slot::Leaving(Box::new(leaving)));
+            assert_eq!(number, key.index(), "the key of a connection that leaves is another one's");
+            self.leaving.push_back(key);
         }
         self.deliver_and_charge();
+    }
+
+    /// Lets closed connections give back more. Each gets a slice, so that its jobs delay no other.
+    #[cold]
+    fn leave(&mut self, work: usize) {
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(key) = self.leaving.pop_front()
+        {
+            let Some(Slot::Leaving(leaving)) = self.links.get_mut(key.index()) else { continue };
+            let Store { queue, clock, .. } = &mut self.store;
+            let most = queue.limits.closing_slice_work;
+            if with_slice(&mut work_left, most, |slice| queue.leave(leaving, slice, *clock)) {
+                self.links.remove(key.index());
+            } else {
+                self.leaving.push_back(key);
+            }
+        }
     }
 
     /// Returns whether a connection was closed since the last call.
@@ -216,7 +265,10 @@ impl<S> Server<S> {
     }
 
     fn conn_ref(&self, key: ConnKey) -> Option<&Conn> {
-        self.links.get(key.index())?.as_deref().map(|link| &link.conn)
+        match self.links.get(key.index())? {
+            Slot::Open(link) => Some(&link.conn),
+            Slot::Leaving(_) => None,
+        }
     }
 
     /// Calls `run` with a connection and the store.
@@ -231,7 +283,7 @@ impl<S> Server<S> {
     pub fn begin(&mut self, now: Nanos) {
         let s = &mut self.store;
         s.clock = now;
-        s.queue.begin_iteration();
+        self.closing_work_left = s.queue.limits.closing_work;
         self.to_visit = self.ready.len();
         s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
         // The binlog counts iterations.
@@ -254,17 +306,33 @@ impl<S> Server<S> {
         let s = &mut self.store;
         let work = s.budget.due_work();
         s.queue.tick(work, s.clock);
-        let mut work_left = work;
-        while let Some(key) = s.queue.close_next(&mut work_left, s.clock) {
-            self.links.remove(key.index());
-        }
-        if list_step(s) {
+        self.run_due_conns(work);
+        self.leave(work);
+        if list_step(&mut self.store) {
             self.send_lists();
         }
         if self.store.queue.has_flushes() && !self.store.is_congested() {
             self.end_flushes();
         }
         self.deliver_and_charge();
+    }
+
+    /// Does what is due for connections, and ends their waits.
+    fn run_due_conns(&mut self, work: usize) {
+        let Server { links, store: s, .. } = self;
+        let mut work_left = work;
+        while work_left > 0
+            && let Some(key) = s.queue.next_due_conn()
+        {
+            with_slice(&mut work_left, s.queue.limits.due_slice_work, |slice| {
+                let Some(slot) = links.get_mut(key.index()) else { return };
+                let result = s.queue.run_due_client(slot.client_mut(), s.clock, slice);
+                if let (Some(result), Slot::Open(link)) = (result, slot) {
+                    link.conn.end_wait(s, result);
+                }
+            });
+        }
+        s.queue.end_tick();
     }
 
     /// Sends the list of all tubes to connections that have requested it.
@@ -283,9 +351,30 @@ impl<S> Server<S> {
         // With `-f 0` clients wait for the sync of the iteration, which takes longer than this work.
         let most = s.queue.limits.most_due_work;
         let mut work_left = if s.queue.syncs_each_iteration() { most } else { s.budget.due_work() };
-        while let Some((key, count)) = self.store.queue.flush_step(&mut work_left, self.store.clock)
-        {
+        while let Some((key, count)) = self.flush_step(&mut work_left) {
             self.finish(key, Reply::Number("FLUSHED ", count));
+        }
+    }
+
+    /// Frees flushed jobs, also those that connections hold. Returns the first connection whose flush is
+    /// complete, and the number of deleted jobs.
+    fn flush_step(&mut self, work_left: &mut usize) -> Option<(ConnKey, u64)> {
+        let Server { links, store: Store { queue, clock, .. }, search_at, .. } = self;
+        loop {
+            match queue.flush_step(work_left, *clock) {
+                FlushStep::Complete(conn, count) => return Some((conn, count)),
+                FlushStep::Held if *work_left > 0 => {}
+                FlushStep::Held | FlushStep::Ended => return None,
+            }
+            let (number, index) = search_at;
+            let is_searched = match links.get_mut(*number) {
+                Some(slot) => queue.free_all_held(slot.client_mut(), index, work_left, *clock),
+                None => true,
+            };
+            if is_searched {
+                let next = *number + 1;
+                *search_at = (if next < links.capacity() { next } else { 0 }, 0);
+            }
         }
     }
 
@@ -302,15 +391,22 @@ impl<S> Server<S> {
     fn deliver(&mut self) -> usize {
         let mut ended = 0;
         loop {
-            while let Some((key, result)) = self.store.queue.wait_results.pop_front() {
-                self.with(key, |c, s| c.end_wait(s, result));
+            for index in 0.. {
+                let Some(&(key, job)) = self.store.queue.woken.get(index) else { break };
+                self.with(key, |c, s| c.end_wait(s, WaitResult::Reserved(job)));
                 ended += 1;
+            }
+            self.store.queue.woken.clear();
+            if let Some((key, job)) = self.store.queue.lost.take()
+                && let Some(slot) = self.links.get_mut(key.index())
+            {
+                self.store.queue.give_up_lost(slot.client_mut(), job);
             }
             if std::mem::take(&mut self.store.reads.has_new) {
                 self.start_replies();
             }
             // A reply that is refused gives its jobs to other workers.
-            if self.store.queue.wait_results.is_empty() {
+            if self.store.queue.woken.is_empty() {
                 return ended;
             }
         }
@@ -318,7 +414,8 @@ impl<S> Server<S> {
 
     /// Does the same after a visit, whose commands were charged for the waits that they ended.
     fn deliver_and_charge_share(&mut self) {
-        if self.store.queue.wait_results.is_empty() && !self.store.reads.has_new {
+        let Store { queue, reads, .. } = &self.store;
+        if queue.woken.is_empty() && !reads.has_new && queue.lost.is_none() {
             return;
         }
         self.deliver();
@@ -387,11 +484,12 @@ impl<S> Server<S> {
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
     pub fn stop(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.is_stopping = true;
-        let queue = &mut self.store.queue;
+        self.store.clock = self.store.clock.max(now);
         // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
-        while queue.has_flushes() {
-            queue.flush_step(&mut usize::MAX.clone(), now);
+        while self.store.queue.has_flushes() {
+            self.flush_step(&mut usize::MAX.clone());
         }
+        let queue = &mut self.store.queue;
         queue.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))?;
         self.note_progress();
         Ok(())
@@ -407,7 +505,7 @@ impl<S> Server<S> {
     /// [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
         let s = &self.store;
-        let is_due = s.queue.closing().len() > 0
+        let is_due = !self.leaving.is_empty()
             || !s.lists.is_idle()
             || (s.queue.has_flushes() && !s.is_congested());
         if is_due { Nanos::ZERO } else { s.queue.next_due().min(self.reads_due()) }
@@ -453,8 +551,19 @@ impl<S> Server<S> {
 
     /// Returns whether some output may be sent.
     pub fn has_replies(&self) -> bool {
-        let mut links = self.links.iter().filter_map(|(_, link)| link.as_deref());
-        links.any(|link| link.conn.output.sendable_len() > 0)
+        self.open_links().any(|link| link.conn.output.sendable_len() > 0)
+    }
+
+    fn open_links(&self) -> impl Iterator<Item = &Link<S>> {
+        self.links.iter().filter_map(|(_, slot)| match slot {
+            Slot::Open(link) => Some(&**link),
+            Slot::Leaving(_) => None,
+        })
+    }
+
+    /// Returns the number of closed connections that have not given back all jobs and watches.
+    pub fn leaving_count(&self) -> usize {
+        self.leaving.len()
     }
 
     /// Returns the counts that the service manager shows.
@@ -488,17 +597,17 @@ impl<S> Server<S> {
     /// A check fails.
     pub fn check(&self) {
         let s = &self.store;
-        let links = || self.links.iter().filter_map(|(_, link)| link.as_deref());
-        s.queue.check_with(links().flat_map(|link| link.conn.check_parts().1));
+        let links = || self.open_links();
+        let clients = self.links.iter().map(|(_, slot)| slot.client());
+        s.queue.check(clients, links().flat_map(|link| link.conn.check_parts().1));
         let sum = |part: usize| links().map(|link| link.conn.check_parts().0[part]).sum::<usize>();
         assert_eq!(s.input_bytes, sum(0), "stored and actual bytes of inputs");
         assert_eq!(s.pool.text_len(), sum(1), "stored and actual bytes of outputs");
         s.pool.check();
-        assert_eq!(s.queue.wait_results.len(), 0, "wait results that were not delivered");
+        assert_eq!(s.queue.woken.len(), 0, "wait results that were not delivered");
         assert_eq!(s.connections, links().count(), "stored and actual number of connections");
-        let closing = s.queue.closing().len();
-        assert_eq!(self.links.len(), s.connections + closing, "keys, and who has them");
-        assert_eq!(self.links.len(), s.queue.clients.len(), "keys, and clients of the queue");
+        let keys = s.connections + self.leaving.len();
+        assert_eq!(self.links.len(), keys, "keys, and who has them");
         let is_selecting =
             |link: &&Link<S>| matches!(link.conn.doing, Doing::Steps(Steps::Select { .. }));
         let selections = links().filter(is_selecting).count();
@@ -599,12 +708,16 @@ impl<S: std::fmt::Debug> Observed for Server<S> {
 
     fn activities(&self, numbers: Range<usize>) -> Vec<Activity> {
         let numbers = numbers.start..numbers.end.min(self.numbers_end());
-        let links = numbers.filter_map(|number| self.links.get(number));
-        // What is left of a closed connection gives back its jobs.
-        let activity = |link: &Option<Box<Link<S>>>| {
-            link.as_deref().map_or(Activity::Closing, |link| link.conn.activity())
+        let slots = numbers.filter_map(|number| self.links.get(number));
+        let activity = |slot: &Slot<S>| match slot {
+            Slot::Open(link) => link.conn.activity(),
+            Slot::Leaving(_) => Activity::Closing,
         };
-        links.map(activity).collect()
+        slots.map(activity).collect()
+    }
+
+    fn client(&self, number: usize) -> Option<&Client> {
+        self.links.get(number).map(Slot::client)
     }
 
     fn numbers_end(&self) -> usize {
@@ -612,8 +725,27 @@ impl<S: std::fmt::Debug> Observed for Server<S> {
     }
 }
 
-fn link_of<S>(links: &mut Slab<Option<Box<Link<S>>>>, key: ConnKey) -> Option<&mut Link<S>> {
-    links.get_mut(key.index())?.as_deref_mut()
+impl<S> Slot<S> {
+    fn client(&self) -> &Client {
+        match self {
+            Slot::Open(link) => &link.conn.client,
+            Slot::Leaving(leaving) => &leaving.client,
+        }
+    }
+
+    fn client_mut(&mut self) -> &mut Client {
+        match self {
+            Slot::Open(link) => &mut link.conn.client,
+            Slot::Leaving(leaving) => &mut leaving.client,
+        }
+    }
+}
+
+fn link_of<S>(links: &mut Slab<Slot<S>>, key: ConnKey) -> Option<&mut Link<S>> {
+    match links.get_mut(key.index())? {
+        Slot::Open(link) => Some(link),
+        Slot::Leaving(_) => None,
+    }
 }
 
 /// Visits the connection in the next iteration, or in this one if it has not begun.

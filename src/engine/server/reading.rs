@@ -252,12 +252,17 @@ fn start_reply(c: &mut Conn, s: &mut Store) {
 }
 
 /// Sets where a reply gets a body from. Returns the read if the disk must be asked for it.
-fn fetch(c: &Conn, s: &mut Store, one: &mut WantedBody, grant: &mut Grant) -> Option<RecordRead> {
+fn fetch(
+    c: &mut Conn,
+    s: &mut Store,
+    one: &mut WantedBody,
+    grant: &mut Grant,
+) -> Option<RecordRead> {
     one.source = match s.queue.fetch(one.job, one.id, grant) {
         Fetched::InJob => BodySource::Job,
         Fetched::Read(body) => BodySource::Read(body),
         Fetched::Unreadable => {
-            s.queue.bury_unreadable(one.job, one.id, c.key, s.moment());
+            s.queue.bury_unreadable(&mut c.client, one.job, one.id, s.moment());
             BodySource::Nowhere
         }
         Fetched::NotNow => {
@@ -343,7 +348,7 @@ fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
 
 /// Begins the next read for a connection, unless it has used up its turn. Returns `false` if the disk has
 /// enough to do, or there is no memory to wait for it.
-fn begin_one(c: &Conn, s: &mut Store, wanted: &mut WantedBodies) -> bool {
+fn begin_one(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies) -> bool {
     let index = wanted.next;
     let WantedBody { job, id, .. } = wanted.bodies[index];
     if let Some(begun) = s.reads.begun.iter_mut().find(|begun| begun.read.id == id) {
@@ -392,7 +397,7 @@ fn take_fetched(
     match fetched {
         Fetched::Read(body) => *source = BodySource::Read(Rc::clone(body)),
         Fetched::Unreadable | Fetched::InJob => {
-            s.queue.bury_unreadable(job, read.id, c.key, s.moment());
+            s.queue.bury_unreadable(&mut c.client, job, read.id, s.moment());
             *source = BodySource::Nowhere;
         }
         Fetched::NotNow => {
@@ -416,7 +421,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     for one in &mut wanted.bodies {
         let is_there = s.queue.find(one.id) == Some(one.job);
         let is_lost = match one.source {
-            _ if reply.is_reserved() => !s.queue.is_reserved(one.job, one.id, c.key),
+            _ if reply.is_reserved() => !s.queue.is_held(&c.client, one.job, one.id),
             BodySource::Job => !is_there,
             BodySource::Disk | BodySource::Read(_) | BodySource::Nowhere => false,
         };
@@ -431,7 +436,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     }
     if reply.is_reserved() {
         for one in &wanted.bodies {
-            s.queue.touch(c.key, one.id, now);
+            s.queue.touch(&mut c.client, one.id, now);
         }
     }
     let answer = send(c, s, reply, &wanted.bodies);

@@ -1,0 +1,186 @@
+//! The part of a connection that the rules use: what it uses and watches, and the jobs that it holds.
+//!
+//! Each rule that acts for a connection gets it from its caller. No rule looks up another connection.
+
+use super::Queue;
+use super::job::{Holder, Job, Jobs, ReservedEntry, State};
+use super::tube::Tubes;
+use super::waiters::{Watcher, Watching};
+use crate::engine::collections::heap::Heap;
+use crate::engine::keys::{ConnKey, JobKey, TubeKey};
+use crate::engine::time::Nanos;
+use std::collections::TryReserveError;
+
+/// The part of a connection that the rules use.
+#[derive(Debug)]
+pub struct Client {
+    pub key: ConnKey,
+    /// The tube of its puts.
+    pub used: TubeKey,
+    /// The tubes from which it reserves.
+    pub watching: Watching,
+    /// The jobs that it has reserved, the one with the first deadline on top.
+    pub held: Heap<ReservedEntry>,
+    is_producer: bool,
+    is_worker: bool,
+}
+
+/// A closed connection that gives back its jobs and watches in steps.
+#[derive(Debug)]
+pub struct Leaving {
+    pub client: Client,
+    /// Its jobs in reverse order of reservation; empty if there are more than [`MAX_ORDERED_RELEASES`].
+    release_order: Vec<JobKey>,
+}
+
+/// A closed connection with at most this many jobs releases them in the order of reservation.
+const MAX_ORDERED_RELEASES: usize = 4096;
+/// Units of work to remove a watch.
+const WORK_PER_WATCH: usize = 4;
+
+impl Queue {
+    /// Returns the client of a new connection, which uses and watches `default`. No other one has its key.
+    pub fn connect(&mut self, key: ConnKey) -> Result<Client, TryReserveError> {
+        let mut client = Client {
+            key,
+            used: Tubes::DEFAULT,
+            watching: Watching::default(),
+            held: Heap::default(),
+            is_producer: false,
+            is_worker: false,
+        };
+        self.conn_timers.try_reserve(key)?;
+        self.watchers.try_insert(key, Watcher::default())?;
+        if let Err(no_memory) = self.add_watch(&mut client, Tubes::DEFAULT) {
+            self.watchers.remove(key);
+            return Err(no_memory);
+        }
+        self.conn_timers.add(key);
+        self.tubes[Tubes::DEFAULT].using += 1;
+        Ok(client)
+    }
+
+    /// Begins to close a connection: ends its wait, and its roles. [`Queue::leave`] does the rest.
+    pub fn disconnect(&mut self, mut client: Client) -> Leaving {
+        self.stop_waiting(client.key);
+        self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
+        self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
+        let mut entries: Vec<ReservedEntry> = Vec::new();
+        let count = client.held.len();
+        if count <= MAX_ORDERED_RELEASES && entries.try_reserve_exact(count).is_ok() {
+            entries.extend(client.held.iter());
+            // The latest reservation first.
+            let next = self.next_reserve_seq;
+            entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
+        }
+        let release_order = entries.into_iter().map(|entry| entry.job).collect();
+        Leaving { client, release_order }
+    }
+
+    /// Releases the jobs of a closed connection in the order of reservation, then removes its watches. One
+    /// with more than 4,096 jobs releases them in the order of their deadlines. Returns `false` if
+    /// `work_left` is too small for all of it; otherwise the key is free.
+    pub fn leave(&mut self, leaving: &mut Leaving, work_left: &mut usize, now: Nanos) -> bool {
+        let Leaving { client, release_order } = leaving;
+        while let Some(soonest) = client.held.first() {
+            if *work_left == 0 {
+                return false;
+            }
+            // Between two steps its TTR may have run out.
+            let is_held = |job: &JobKey| self.jobs.get(*job).is_some_and(|job| client.holds(job));
+            let job = release_order.pop().filter(is_held).unwrap_or(soonest.job);
+            if self.is_flushed(&self.jobs[job]) {
+                self.free_held(client, job, work_left, now);
+            } else {
+                self.take_back(client, job, work_left, now);
+            }
+        }
+        while let Some(watch) = client.watching.first_watch() {
+            if *work_left == 0 {
+                return false;
+            }
+            *work_left = work_left.saturating_sub(WORK_PER_WATCH);
+            let tube = self.remove_watch(client, watch);
+            self.remove_tube_if_idle(tube);
+        }
+        self.watchers.remove(client.key);
+        self.conn_timers.remove(client.key);
+        self.tubes[client.used].using -= 1;
+        self.remove_tube_if_idle(client.used);
+        true
+    }
+
+    /// Counts the connection as a producer.
+    pub fn mark_producer(&mut self, client: &mut Client) {
+        let was_one = std::mem::replace(&mut client.is_producer, true);
+        self.totals.producers += u64::from(!was_one);
+    }
+
+    /// Counts the connection as a worker.
+    pub fn mark_worker(&mut self, client: &mut Client) {
+        let was_one = std::mem::replace(&mut client.is_worker, true);
+        self.totals.workers += u64::from(!was_one);
+    }
+
+    // ---- Held jobs ----
+
+    /// Adds a job to those that a connection holds, after [`Queue::assign`]. There must be room for it.
+    pub fn hold(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
+        let deadline = self.jobs[key].due;
+        let seq = self.next_reserve_seq;
+        self.next_reserve_seq = seq.wrapping_add(1);
+        client.held.insert(ReservedEntry { deadline, seq, job: key }, &mut self.jobs);
+        self.conn_timers.set_no_later_than(client.key, deadline.max(now));
+    }
+
+    /// Removes a job from those that its connection holds, and detaches it.
+    pub(super) fn take_from(&mut self, client: &mut Client, key: JobKey) {
+        client.forget(key, &mut self.jobs);
+        self.detach(key);
+    }
+
+    /// Changes the deadline of a job that the connection holds. [`Nanos::NEVER`] stops its TTR.
+    pub(super) fn set_deadline(&mut self, client: &mut Client, key: JobKey, deadline: Nanos) {
+        let index = client.index_of(key, &self.jobs);
+        let entry = ReservedEntry { deadline, ..client.held.at(index) };
+        assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
+        self.jobs[key].due = deadline;
+        client.held.replace(index, entry, &mut self.jobs);
+    }
+
+    /// Returns the job `id` if the connection has reserved it.
+    pub(super) fn find_held(&self, client: &Client, id: u64) -> Option<JobKey> {
+        self.find(id).filter(|&key| client.holds(&self.jobs[key]))
+    }
+}
+
+impl Client {
+    /// Returns whether it has reserved this job.
+    pub fn holds(&self, job: &Job) -> bool {
+        job.state.holder() == Some(self.key)
+    }
+
+    /// Removes a job from the heap, and leaves it in its state.
+    pub(super) fn forget(&mut self, key: JobKey, jobs: &mut Jobs) {
+        let removed = self.held.remove(self.index_of(key, jobs), jobs).job;
+        assert_eq!(removed, key, "the heap index of a job belongs to another job");
+    }
+
+    fn index_of(&self, key: JobKey, jobs: &Jobs) -> u32 {
+        let State::Reserved(Holder { by, index }) = jobs[key].state else {
+            unreachable!("a connection holds a job that is not reserved")
+        };
+        assert_eq!({ by }, self.key, "a connection holds a job of another one");
+        index
+    }
+
+    /// Ensures that it can reserve one more job without allocating.
+    pub fn ensure_can_reserve(&mut self) -> Result<(), TryReserveError> {
+        self.held.try_reserve_one()
+    }
+
+    /// Returns whether it has put a job, and whether it has reserved one.
+    pub(super) fn roles(&self) -> [bool; 2] {
+        [self.is_producer, self.is_worker]
+    }
+}
