@@ -44,6 +44,8 @@
 #   make vm         virtual machines with only a kernel and the server, booted in qemu
 #   make check-units    the systemd units: valid, sandboxed, and able to serve
 #   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
+#   make check-pages    runs the blocks of shell in README.md and the pages of dist (part of check;
+#                   WITH='root minutes' also those that build and install)
 #   make check-browser  shows the status page to a real browser, Debian's chromium
 #   make check-metrics  a real Prometheus scrapes the server, and evaluates the dashboard and alerts
 #   make check-manifests    the files for clusters: Kubernetes' schemas, HAProxy and systemd accept them, and
@@ -70,6 +72,7 @@ MUTANTS ?=
 TARGET ?= command connection replay options
 STATIC_TARGET ?=
 FEATURES ?=
+WITH ?=
 
 # What is installed and packaged, and the target that builds it.
 BINARY = target/$(if $(FEATURES),$(FEATURES)/)release/beanstalkd
@@ -82,7 +85,7 @@ all:
 run:
 	$(CARGO) run --release -- -V $(FLAGS)
 
-check: check-style check-man check-clients check-moving
+check: check-style check-man check-clients check-moving check-pages
 	$(CARGO) test
 
 check-repeat:
@@ -105,6 +108,9 @@ check-clients: all
 
 check-moving: all
 	@sh tests/packages/moving_in.sh target/release/beanstalkd
+
+check-pages: all
+	@sh tests/packages/pages.sh target/release $(WITH)
 
 check-units: all
 	@sh tests/packages/units.sh target/release/beanstalkd
@@ -219,6 +225,6 @@ check-install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-units bench walk simulate mutants fuzz soak \
+.PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-pages check-units bench walk simulate mutants fuzz soak \
 	check-cluster chaos mutants-etcd \
 	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean

@@ -420,7 +420,7 @@ fn the_dashboard_is_what_its_table_generates() {
 #[test]
 fn the_package_has_what_its_users_need() {
     const OUTSIDE_OF_SRC: &str = "CHANGELOG.md Cargo.lock Cargo.toml Cargo.toml.orig LICENSE Makefile README.md \
-        dist/README.md dist/cluster/Dockerfile dist/cluster/etcd.default dist/cluster/etcd.yml \
+        dist/README.md dist/cluster/Dockerfile dist/cluster/README.md dist/cluster/etcd.default dist/cluster/etcd.yml \
         dist/cluster/haproxy.cfg dist/cluster/kubernetes.yml dist/cluster/systemd.conf \
         dist/completions/_beanstalkd dist/completions/beanstalkd.bash \
         dist/completions/beanstalkd.fish dist/default/beanstalkd dist/grafana/beanstalkd.json \
@@ -428,7 +428,8 @@ fn the_package_has_what_its_users_need() {
         dist/prometheus/beanstalkd.rules.test.yml dist/prometheus/beanstalkd.rules.yml \
         dist/prometheus/cluster.rules.test.yml dist/prometheus/cluster.rules.yml \
         dist/status/status-dark.png dist/status/status-phone.png dist/status/status.png \
-        dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket man/beanstalkd-binlog.5 \
+        dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket dist/tls/client.conf \
+        dist/tls/server.conf man/beanstalkd-binlog.5 \
         man/beanstalkd-cluster.7 man/beanstalkd-monitoring.7 man/beanstalkd-protocol.7 \
         man/beanstalkd.1";
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
