@@ -17,7 +17,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 pub use crate::os::membership::EtcdOptions;
-pub use etcd::DEFAULT_BINLOG_LIMIT;
 
 /// The action that the command line requests.
 #[derive(Debug, PartialEq, Eq)]
@@ -108,25 +107,25 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, S
     let arguments: Vec<String> = arguments
         .collect::<Result<_, _>>()
         .map_err(|argument| format!("not UTF-8: {}", argument.display()))?;
-    let matches = flags().parse(arguments).map_err(|error| describe(&error))?;
-    if matches.opt_present("h") {
+    let flags = Flags(parser(true).parse(arguments).map_err(|error| describe(&error))?);
+    if flags.has("h") {
         return Ok(Request::Help);
     }
-    if matches.opt_present("v") {
+    if flags.has("v") {
         return Ok(Request::Version);
     }
-    if let Some(argument) = matches.free.first() {
+    if let Some(argument) = flags.0.free.first() {
         return wrong(format!("unknown argument: {argument}"));
     }
-    let modes: Vec<&str> = MODES.into_iter().filter(|mode| matches.opt_present(mode)).collect();
+    let modes: Vec<&str> = MODES.into_iter().filter(|mode| flags.has(mode)).collect();
     let [mode] = modes[..] else {
         return match modes[..] {
-            [] => options(&matches).map(|options| Request::Serve(Box::new(options))),
+            [] => options(&flags).map(|options| Request::Serve(Box::new(options))),
             _ => wrong("--check, --dump, --import, --export and --leave exclude each other"),
         };
     };
-    let file = PathBuf::from(last(&matches, mode).unwrap_or_default());
-    match (mode, binlog_place(&matches)?) {
+    let file = PathBuf::from(flags.text(mode).unwrap_or_default());
+    match (mode, binlog_place(&flags)?) {
         ("check", Some(place)) => Ok(Request::Check(place)),
         ("dump", Some(place)) => Ok(Request::Dump(place)),
         ("check" | "dump", None) => wrong("no directory: -b is missing"),
@@ -144,56 +143,35 @@ fn wrong<T>(why: impl Into<String>) -> Result<T, String> {
     Err(why.into())
 }
 
-fn binlog_place(matches: &Matches) -> Result<Option<BinlogPlace>, String> {
-    let flags = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
-    match last(matches, "b") {
-        Some(url) if etcd::is_url(&url) => {
-            etcd::etcd_options(&url, matches).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
-        }
-        place => match flags.into_iter().find(|flag| matches.opt_present(flag)) {
-            Some(flag) => wrong(format!("--{flag} needs a URL of etcd with -b")),
-            None => Ok(place.map(|path| BinlogPlace::Directory(path.into()))),
-        },
-    }
-}
-
 /// Returns the output of `-v`.
 pub fn version() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!("beanstalkd {} (beanstalkd-server {version})", crate::engine::protocol::stats::VERSION)
 }
 
-/// Returns the output of `-h`, which is also printed after an error of the command line.
-pub fn usage() -> String {
-    flags().usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
+/// Returns the output of `-h`, with or without the flags that need the feature `etcd`.
+pub fn usage(with_etcd: bool) -> String {
+    parser(with_etcd).usage("Use: beanstalkd [OPTIONS]").trim_end().to_owned()
 }
 
 /// Each flag: its names, its argument if it has one, and its help.
 const FLAGS: &str = "\
--b --binlog-dir DIR: keep jobs on disk, in a binlog in this directory, or in etcd://HOST:PORT,.../PREFIX (default: none)
+-b --binlog-dir DIR: keep jobs on disk, in a binlog in this directory{or etcd} (default: none)
 -f --fsync-ms MS: sync the binlog at most MS milliseconds after a write; 0 syncs before each reply (default: 50)
 -F --no-fsync: never sync the binlog
 -l --listen ADDR: listen on this IPv4 or IPv6 address, host name or unix:PATH (default: all addresses)
 -p --port PORT: listen on this TCP port: a number, or a name in /etc/services (default: 11300)
 -s --binlog-file-size BYTES: size of a binlog file, rounded up to a multiple of 4096 (default: 10485760)
---binlog-limit BYTES: answer puts with OUT_OF_MEMORY when the binlog would take more (default: none; 536870912 in etcd)
+--binlog-limit BYTES: answer puts with OUT_OF_MEMORY when the binlog would take more (default: none)
 --socket-mode MODE: permissions of Unix sockets, in octal, such as 660 (default: set by the umask)
 -u --user USER: become this user and its group after binding: a name, UID or UID:GID (default: no change)
--z --max-job-size BYTES: size of the largest job allowed, at most 1073741824 (default: 65535)
+-z --max-job-size BYTES: size of the largest job allowed, at most 1G (default: 65535)
 --max-memory BYTES: answer puts with OUT_OF_MEMORY when jobs would take more than BYTES of memory (default: no limit)
 --body-cache BYTES: keep at most BYTES of bodies in memory and read the others back from -b DIR (default: all in memory)
 --bury-after N: bury a job that came back N times because its TTR ran out or its worker was gone (default: never)
 --max-connections N: serve at most N clients at once; more clients wait (default: limit of open files)
 --metrics ADDR:PORT: serve metrics and a status page over HTTP at ADDR:PORT or unix:PATH (default: none)
 --metrics-tubes N: list N tubes one by one in the metrics, and sum the others (default: 1000)
---lease-ttl SECONDS: another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)
---etcd-quota BYTES: quota of etcd: puts are refused near it (default: 2147483648, as of etcd)
---etcd-ca FILE: certificates of the authorities for etcds://, in PEM format
---etcd-cert FILE: certificate of this server for etcds://, in PEM format
---etcd-key FILE: key of that certificate, in PEM format
---import DIR: copy the binlog in DIR to an unused prefix of etcd, and exit
---export DIR: copy the binlog from etcd to DIR, and exit
---leave FILE: end the lease of the killed server that FILE names, and exit
 --log-format FORMAT: format of log lines: text, or json for one object a line (default: text)
 --check: check the binlog of -b, print a summary of each file, and exit
 --dump: print the jobs of the binlog of -b, one JSON object a line, and exit
@@ -203,11 +181,16 @@ const FLAGS: &str = "\
 -V --verbose: increase verbosity: -V info, -VV debug, -VVV trace (default: warnings)
 -h --help: print this help and exit";
 
-fn flags() -> getopts::Options {
-    let mut flags = getopts::Options::new();
-    flags.parsing_style(ParsingStyle::FloatingFrees);
-    for line in FLAGS.lines() {
+fn parser(with_etcd: bool) -> getopts::Options {
+    let mut parser = getopts::Options::new();
+    parser.parsing_style(ParsingStyle::FloatingFrees);
+    let (or_etcd, etcd_flags) = match with_etcd {
+        true => (", or in etcd://HOST:PORT,.../PREFIX", etcd::FLAGS),
+        false => ("", ""),
+    };
+    for line in FLAGS.lines().chain(etcd_flags.lines()) {
         let (names, help) = line.split_once(": ").expect("each flag has a help");
+        let help = &help.replace("{or etcd}", or_etcd);
         let (mut short, mut long, mut argument) = ("", "", "");
         for word in names.split(' ') {
             match (word.strip_prefix("--"), word.strip_prefix('-')) {
@@ -218,21 +201,100 @@ fn flags() -> getopts::Options {
         }
         // The last one of several flags counts, as in C; getopts calls that "multi".
         match argument {
-            "" => flags.optflagmulti(short, long, help),
-            _ => flags.optmulti(short, long, help, argument),
+            "" => parser.optflagmulti(short, long, help),
+            _ => parser.optmulti(short, long, help, argument),
         };
     }
-    flags
+    parser
 }
 
-fn options(matches: &Matches) -> Result<Options, String> {
-    let mut warnings = Vec::new();
-    for flag in ["c", "n"].into_iter().filter(|flag| matches.opt_present(flag)) {
-        warnings.push(format!("-{flag} has no effect: the binlog is always compacted"));
+/// The flags that were given.
+struct Flags(Matches);
+
+impl Flags {
+    fn has(&self, flag: &str) -> bool {
+        self.0.opt_present(flag)
     }
-    let mode = socket_mode(matches)?;
-    let listen = listen_address(matches, mode)?;
-    let metrics = last(matches, "metrics").map(|text| metrics_address(&text, mode)).transpose()?;
+
+    /// Returns the argument of a flag, the last one if it is repeated.
+    fn text(&self, flag: &str) -> Option<String> {
+        self.0.opt_strs(flag).pop()
+    }
+
+    /// Returns what the argument of a flag means. The error says that it is not `expected`.
+    fn value<T>(
+        &self,
+        flag: &str,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        let Some(text) = self.text(flag) else { return Ok(None) };
+        match parse(&text) {
+            None => wrong(format!("{}{flag} {text}: not {expected}", dashes(flag))),
+            value => Ok(value),
+        }
+    }
+
+    fn number<N: FromStr>(&self, flag: &str) -> Result<Option<N>, String> {
+        self.value(flag, "a number in range", number)
+    }
+
+    /// Returns a size in bytes.
+    fn size(&self, flag: &str) -> Result<Option<u64>, String> {
+        self.value(flag, A_SIZE, size)
+    }
+
+    /// Returns a size that C beanstalkd limits too. A larger one becomes `most`, with a warning.
+    fn limited_size(
+        &self,
+        flag: &str,
+        default: u32,
+        most: u32,
+        what: &str,
+        warnings: &mut Vec<String>,
+    ) -> Result<u32, String> {
+        let parse = |text: &str| c_number(text).or_else(|| size(text));
+        let asked = self.value(flag, A_SIZE, parse)?.unwrap_or(default.into());
+        if asked > most.into() {
+            warnings.push(format!("-{flag} {asked}: above the maximum; {what} is {most} bytes"));
+        }
+        Ok(u32::try_from(asked).map_or(most, |asked| asked.min(most)))
+    }
+
+    fn file_size(&self, warnings: &mut Vec<String>) -> Result<u32, String> {
+        const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
+        let default = Settings::DEFAULT.binlog_file_size;
+        let what = "the size of a binlog file";
+        let size = self.limited_size("s", default, LARGEST, what, warnings)?;
+        Ok(size.max(1).next_multiple_of(FILE_SIZE_UNIT))
+    }
+}
+
+const A_SIZE: &str = "a size, such as 65535, 64K or 1M";
+
+fn binlog_place(flags: &Flags) -> Result<Option<BinlogPlace>, String> {
+    let for_etcd = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
+    match flags.text("b") {
+        Some(url) if etcd::is_url(&url) => {
+            etcd::etcd_options(&url, flags).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
+        }
+        place => match for_etcd.into_iter().find(|flag| flags.has(flag)) {
+            Some(flag) => wrong(format!("--{flag} needs a URL of etcd with -b")),
+            None => Ok(place.map(|path| BinlogPlace::Directory(path.into()))),
+        },
+    }
+}
+
+fn options(flags: &Flags) -> Result<Options, String> {
+    let ignored = ["c", "n"].into_iter().filter(|flag| flags.has(flag));
+    let no_effect = |flag| format!("-{flag} has no effect: the binlog is always compacted");
+    let mut warnings: Vec<String> = ignored.map(no_effect).collect();
+    let mode = flags.value("socket-mode", "an octal number from 0 to 777", |text| {
+        // `from_str_radix` accepts a sign too.
+        u32::from_str_radix(text, 8).ok().filter(|&mode| is_plain(text) && mode <= 0o777)
+    })?;
+    let listen = listen_address(flags, mode)?;
+    let metrics = flags.text("metrics").map(|text| metrics_address(&text, mode)).transpose()?;
     let is_unix = |address: &Address| matches!(address, Address::Unix { .. });
     if mode.is_some() && !is_unix(&listen) && !metrics.as_ref().is_some_and(is_unix) {
         warnings.push("--socket-mode has no effect without a Unix socket".to_owned());
@@ -240,41 +302,47 @@ fn options(matches: &Matches) -> Result<Options, String> {
     if is_unix(&listen) && metrics.as_ref() == Some(&listen) {
         return wrong("--metrics and -l cannot have the same Unix socket");
     }
-    let binlog = binlog_place(matches)?;
-    let is_in_etcd = matches!(binlog, Some(BinlogPlace::Etcd(_)));
-    let default_limit =
-        if is_in_etcd { DEFAULT_BINLOG_LIMIT } else { Settings::DEFAULT.max_binlog_bytes };
-    let body_cache_bytes = body_cache(matches, binlog.as_ref())?;
-    let binlog_file_size = file_size(matches, &mut warnings)?;
-    let max_binlog_bytes = number(matches, "binlog-limit")?.unwrap_or(default_limit);
-    let fsync = fsync(matches)?;
+    let binlog = binlog_place(flags)?;
+    let default_limit = match binlog {
+        Some(BinlogPlace::Etcd(_)) => etcd::DEFAULT_BINLOG_LIMIT,
+        Some(BinlogPlace::Directory(_)) | None => Settings::DEFAULT.max_binlog_bytes,
+    };
+    let settings = Settings {
+        binlog_file_size: flags.file_size(&mut warnings)?,
+        max_binlog_bytes: flags.size("binlog-limit")?.unwrap_or(default_limit),
+        max_job_size: {
+            let default = Settings::DEFAULT.max_job_size;
+            flags.limited_size("z", default, MAX_JOB_SIZE, "the largest job", &mut warnings)?
+        },
+        max_memory_bytes: flags.size("max-memory")?.unwrap_or(Settings::DEFAULT.max_memory_bytes),
+        body_cache_bytes: body_cache(flags, binlog.as_ref())?,
+        bury_after: flags.value("bury-after", "a number from 1 to 65535", number)?,
+    };
+    let max_connections = flags.value("max-connections", "a number from 1 on", number)?;
+    let log_format = flags.value("log-format", "text or json", |text| match text {
+        "text" => Some(LogFormat::Text),
+        "json" => Some(LogFormat::Json),
+        _ => None,
+    })?;
     Ok(Options {
         binlog,
-        fsync,
+        fsync: fsync(flags)?,
         listen,
-        settings: Settings {
-            binlog_file_size,
-            max_binlog_bytes,
-            max_job_size: max_job_size(matches, &mut warnings)?,
-            max_memory_bytes: number(matches, "max-memory")?
-                .unwrap_or(Settings::DEFAULT.max_memory_bytes),
-            body_cache_bytes,
-            bury_after: at_least_one(matches, "bury-after")?.and_then(NonZero::new),
-        },
-        names_address: matches.opt_present("l") || matches.opt_present("p"),
-        user: last(matches, "u"),
-        max_connections: at_least_one(matches, "max-connections")?.unwrap_or(usize::MAX),
+        settings,
+        names_address: flags.has("l") || flags.has("p"),
+        user: flags.text("u"),
+        max_connections: max_connections.map_or(usize::MAX, NonZero::get),
         metrics,
-        metrics_tubes: number(matches, "metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
-        log_level: LEVELS[matches.opt_count("V").min(LEVELS.len() - 1)],
-        log_format: log_format(matches)?,
+        metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
+        log_level: LEVELS[flags.0.opt_count("V").min(LEVELS.len() - 1)],
+        log_format: log_format.unwrap_or_default(),
         warnings,
     })
 }
 
 /// Returns the bytes of `--body-cache`, which needs the files of a directory.
-fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<u64>, String> {
-    let bytes = number(matches, "body-cache")?;
+fn body_cache(flags: &Flags, binlog: Option<&BinlogPlace>) -> Result<Option<u64>, String> {
+    let bytes = flags.size("body-cache")?;
     let refused = match binlog {
         _ if bytes.is_none() => return Ok(None),
         Some(BinlogPlace::Directory(_)) => return Ok(bytes),
@@ -284,53 +352,43 @@ fn body_cache(matches: &Matches, binlog: Option<&BinlogPlace>) -> Result<Option<
     wrong(format!("--body-cache {refused}"))
 }
 
-fn fsync(matches: &Matches) -> Result<Syncing, String> {
-    if matches.opt_present("F") {
-        size(matches, "f")?;
-        return Ok(Syncing::Never);
-    }
-    let millis = size(matches, "f")?.unwrap_or(DEFAULT_FSYNC_MS);
+fn fsync(flags: &Flags) -> Result<Syncing, String> {
+    let millis = flags.value("f", "a number in range", c_number)?.unwrap_or(DEFAULT_FSYNC_MS);
     // C beanstalkd counts in signed nanoseconds: a number that does not fit means 0.
     let nanos = millis.wrapping_mul(1_000_000);
-    Ok(if nanos == 0 || i64::try_from(nanos).is_err() {
+    Ok(if flags.has("F") {
+        Syncing::Never
+    } else if nanos == 0 || i64::try_from(nanos).is_err() {
         Syncing::EachIteration
     } else {
         Syncing::Within(Nanos::from_nanos(nanos))
     })
 }
 
-/// Parses a port number, or takes the name of a service, which is resolved at the start.
-fn port(matches: &Matches) -> Result<Port, String> {
-    let Some(text) = last(matches, "p") else { return Ok(Port::Number(DEFAULT_PORT)) };
-    if text.is_empty() {
-        return Err(not_a_number("p", &text));
-    }
-    match c_number(&text).map(u16::try_from) {
-        Some(Ok(number)) => Ok(Port::Number(number)),
-        Some(Err(_)) => Err(not_a_number("p", &text)),
-        None => Ok(Port::Service(text)),
-    }
-}
-
-fn listen_address(matches: &Matches, mode: Option<u32>) -> Result<Address, String> {
-    let (host, port) = (last(matches, "l"), port(matches)?);
+fn listen_address(flags: &Flags, mode: Option<u32>) -> Result<Address, String> {
+    let port = flags.value("p", "a number in range", |text| match c_number(text) {
+        Some(number) => u16::try_from(number).ok().map(Port::Number),
+        // The name of a service is resolved at the start.
+        None => (!text.is_empty()).then(|| Port::Service(text.to_owned())),
+    })?;
+    let host = flags.text("l");
     match host.as_ref().and_then(|host| host.strip_prefix("unix:")) {
         Some("") => wrong("-l unix: needs a path"),
         Some(path) => Ok(Address::Unix { path: path.into(), mode }),
-        None => Ok(Address::Tcp { host, port }),
+        None => Ok(Address::Tcp { host, port: port.unwrap_or(Port::Number(DEFAULT_PORT)) }),
     }
 }
 
 fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, String> {
     let wrong = |what| format!("--metrics {text}: {what}");
     if let Some(path) = text.strip_prefix("unix:") {
-        if path.is_empty() {
-            return Err(wrong("unix: needs a path"));
-        }
-        return Ok(Address::Unix { path: path.into(), mode });
+        return match path {
+            "" => Err(wrong("unix: needs a path")),
+            path => Ok(Address::Unix { path: path.into(), mode }),
+        };
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
-    let port = plain_number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
+    let port = number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let host = match literal.unwrap_or(host) {
         "" => None,
@@ -342,63 +400,6 @@ fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, String> {
     Ok(Address::Tcp { host, port: Port::Number(port) })
 }
 
-fn socket_mode(matches: &Matches) -> Result<Option<u32>, String> {
-    let Some(text) = last(matches, "socket-mode") else { return Ok(None) };
-    // `from_str_radix` accepts a sign too.
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    let mode = u32::from_str_radix(&text, 8).ok().filter(|&mode| is_plain && mode <= 0o777);
-    let wrong = || format!("--socket-mode {text}: not an octal number from 0 to 777");
-    mode.map(Some).ok_or_else(wrong)
-}
-
-fn file_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, String> {
-    const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
-    let asked = size(matches, "s")?.unwrap_or(Settings::DEFAULT.binlog_file_size.into());
-    let what = "the size of a binlog file";
-    Ok(limited("s", asked, LARGEST, what, warnings).max(1).next_multiple_of(FILE_SIZE_UNIT))
-}
-
-fn max_job_size(matches: &Matches, warnings: &mut Vec<String>) -> Result<u32, String> {
-    let asked = size(matches, "z")?.unwrap_or(Settings::DEFAULT.max_job_size.into());
-    Ok(limited("z", asked, MAX_JOB_SIZE, "the largest job", warnings))
-}
-
-/// Returns the size that is asked for, or the maximum with a warning.
-fn limited(flag: &str, asked: u64, most: u32, what: &str, warnings: &mut Vec<String>) -> u32 {
-    if asked > most.into() {
-        warnings.push(format!("-{flag} {asked}: above the maximum; {what} is {most} bytes"));
-    }
-    u32::try_from(asked).map_or(most, |asked| asked.min(most))
-}
-
-fn log_format(matches: &Matches) -> Result<LogFormat, String> {
-    match last(matches, "log-format").as_deref() {
-        None => Ok(LogFormat::default()),
-        Some("text") => Ok(LogFormat::Text),
-        Some("json") => Ok(LogFormat::Json),
-        Some(other) => wrong(format!("--log-format {other}: not text or json")),
-    }
-}
-
-fn last(matches: &Matches, flag: &str) -> Option<String> {
-    matches.opt_strs(flag).pop()
-}
-
-fn number<N: FromStr>(matches: &Matches, flag: &str) -> Result<Option<N>, String> {
-    let parse = |text: String| plain_number(&text).ok_or_else(|| not_a_number(flag, &text));
-    last(matches, flag).map(parse).transpose()
-}
-
-/// Returns the number of a flag that C beanstalkd has too.
-fn size(matches: &Matches, flag: &str) -> Result<Option<u64>, String> {
-    let parse = |text: String| c_number(&text).ok_or_else(|| not_a_number(flag, &text));
-    last(matches, flag).map(parse).transpose()
-}
-
-fn not_a_number(flag: &str, text: &str) -> String {
-    format!("{}{flag} {text}: not a number in range", dashes(flag))
-}
-
 /// Parses a decimal number as strtoul(3) does: blanks and a sign may precede it, a larger number than
 /// 2^64 - 1 becomes that, and a negative one counts back from 2^64. Nothing may follow.
 fn c_number(text: &str) -> Option<u64> {
@@ -407,7 +408,7 @@ fn c_number(text: &str) -> Option<u64> {
         Some(digits) => (digits, true),
         None => (text.strip_prefix('+').unwrap_or(text), false),
     };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+    if digits.is_empty() || !is_plain(digits) {
         return None;
     }
     match digits.parse::<u64>() {
@@ -417,22 +418,24 @@ fn c_number(text: &str) -> Option<u64> {
     }
 }
 
-fn at_least_one<N>(matches: &Matches, flag: &str) -> Result<Option<N>, String>
-where
-    N: FromStr + Default + PartialEq,
-{
-    match number(matches, flag)? {
-        Some(zero) if zero == N::default() => {
-            wrong(format!("{}{flag} 0: at least 1", dashes(flag)))
-        }
-        number => Ok(number),
-    }
+/// Parses a number of bytes, or of KiB, MiB or GiB with a suffix.
+fn size(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.as_bytes().split_last()? {
+        (b'K', digits) => (digits, 10),
+        (b'M', digits) => (digits, 20),
+        (b'G', digits) => (digits, 30),
+        _ => (text.as_bytes(), 0),
+    };
+    number::<u64>(str::from_utf8(digits).ok()?)?.checked_mul(1 << shift)
 }
 
-fn plain_number<N: FromStr>(text: &str) -> Option<N> {
+fn number<N: FromStr>(text: &str) -> Option<N> {
     // `FromStr` would take a sign too.
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| is_plain)
+    text.parse().ok().filter(|_| is_plain(text))
+}
+
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn dashes(flag: &str) -> &'static str {
@@ -599,23 +602,46 @@ mod tests {
             ["-p", "65536"],
             ["-p", "-1"],
             ["-p", ""],
-            ["-z", "1x"],
-            ["-z", "+-1"],
-            ["-z", "- 1"],
-            ["-z", "1 "],
-            ["-z", "0x10"],
-            ["-z", "1.0"],
             ["-f", ""],
-            ["-s", "+"],
-            ["-s", " "],
-            ["--max-memory", "+1"],
-            ["--body-cache", "+1"],
-            ["--body-cache", "-1"],
-            ["--body-cache", ""],
-            ["--body-cache", "64M"],
-            ["--body-cache", "18446744073709551616"],
+            ["-f", "1K"],
+            ["--metrics-tubes", "1K"],
         ] {
             assert!(error_of(&arguments).contains("not a number in range"), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_suffixes() {
+        let max_job_size = |text| options(&["-z", text]).settings.max_job_size;
+        for (text, bytes) in
+            [("65535", 65_535), ("64K", 65_536), ("1M", 1 << 20), ("1G", 1 << 30), ("9G", 1 << 30)]
+        {
+            assert_eq!(max_job_size(text), bytes, "{text}");
+        }
+        assert_eq!(options(&["-s", "5K"]).settings.binlog_file_size, 8192);
+        let largest = (u64::MAX >> 30) << 30;
+        for (text, bytes) in [("0K", 0), ("3M", 3 << 20), ("17179869183G", largest)] {
+            let flags = ["--max-memory", text, "--body-cache", text, "--binlog-limit", text];
+            let Settings { max_memory_bytes, body_cache_bytes, max_binlog_bytes, .. } =
+                options(&[&flags[..], &["-b", "jobs"]].concat()).settings;
+            let sizes = [max_memory_bytes, body_cache_bytes.unwrap(), max_binlog_bytes];
+            assert_eq!(sizes, [bytes; 3], "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_sizes_are_named() {
+        let wrong = ["", "K", "10X", "1k", "1KB", "1KK", "1 K", "+1K", "-1K", "1.5G", "0x10", "1 "];
+        for flag in ["-s", "-z", "--max-memory", "--body-cache", "--binlog-limit"] {
+            for text in wrong.into_iter().chain(["17179869184G", "+", " ", "+-1", "- 1"]) {
+                let error = error_of(&[flag, text, "-b", "jobs"]);
+                let expected = "not a size, such as 65535, 64K or 1M";
+                assert_eq!(error, format!("{flag} {text}: {expected}"));
+            }
+        }
+        // The signs of C are for its flags only.
+        for text in ["+1", "-1", "18446744073709551616"] {
+            assert!(error_of(&["--max-memory", text]).contains("not a size"), "{text}");
         }
     }
 
@@ -652,11 +678,12 @@ mod tests {
             LogFormat::Text
         );
         assert_eq!(error_of(&["--log-format", "xml"]), "--log-format xml: not text or json");
-        assert_eq!(error_of(&["--max-connections", "0"]), "--max-connections 0: at least 1");
-        assert_eq!(error_of(&["--bury-after", "0"]), "--bury-after 0: at least 1");
+        let zero = error_of(&["--max-connections", "0"]);
+        assert_eq!(zero, "--max-connections 0: not a number from 1 on");
+        let zero = error_of(&["--bury-after", "0"]);
+        assert_eq!(zero, "--bury-after 0: not a number from 1 to 65535");
         let too_large = error_of(&["--bury-after", "65536"]);
-        assert_eq!(too_large, "--bury-after 65536: not a number in range");
-        assert_eq!(error_of(&["--max-memory", "1G"]), "--max-memory 1G: not a number in range");
+        assert_eq!(too_large, "--bury-after 65536: not a number from 1 to 65535");
     }
 
     #[test]
@@ -686,10 +713,18 @@ mod tests {
     }
 
     #[test]
+    fn flags_for_etcd_are_in_the_help_of_its_feature() {
+        let (with, without) = (usage(true), usage(false));
+        for text in ["--lease-ttl", "--etcd-ca", "--import", "etcd://HOST"] {
+            assert!(with.contains(text) && !without.contains(text), "{text}");
+        }
+    }
+
+    #[test]
     fn help_and_version_come_before_anything_else() {
         assert_eq!(request(&["-h", "what"]), Ok(Request::Help));
         assert_eq!(request(&["--version"]), Ok(Request::Version));
         assert_eq!(version(), "beanstalkd 1.13 (beanstalkd-server 0.1.0)");
-        assert!(usage().starts_with("Use: beanstalkd"));
+        assert!(usage(true).starts_with("Use: beanstalkd"));
     }
 }

@@ -42,8 +42,7 @@ pub fn main() -> ExitCode {
 fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
     let done = match options::parse(std::env::args_os().skip(1)) {
         Ok(Request::Serve(options)) => return serve(&options, machine),
-        // C beanstalkd prints the usage to stderr too.
-        Ok(Request::Help) => Ok(print(io::stderr(), options::usage())),
+        Ok(Request::Help) => Ok(print(io::stdout(), options::usage(cfg!(feature = "etcd")))),
         Ok(Request::Version) => Ok(print(io::stdout(), options::version())),
         Ok(Request::Check(place)) => inspect(inspect::check, &place),
         Ok(Request::Dump(place)) => inspect(inspect::dump, &place),
@@ -53,7 +52,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
         Err(error) => {
             let failure = Failure::new(EXIT_USAGE, error);
             let exit_code = report(LogFormat::Text, &failure);
-            print(io::stderr(), options::usage());
+            print(io::stderr(), "Try 'beanstalkd --help'.");
             Ok(exit_code)
         }
     };

@@ -293,8 +293,8 @@ fn a_directory_that_cannot_be_used_is_refused() {
         (["-p0", "-b", "/no/such/directory"], 10, "-b /no/such/directory: cannot lock"),
         (["-p0", "-b", path(&broken)], 1, "cannot read binlog.3"),
         (["--dump", "-b", "/no/such/directory"], 1, "/no/such/directory"),
-        (["--check", "--dump", "-b/"], 5, "Use: "),
-        (["--check", "-p0", "-V"], 5, "Use: "),
+        (["--check", "--dump", "-b/"], 5, "exclude each other"),
+        (["--check", "-p0", "-V"], 5, "-b is missing"),
     ] {
         let output = run(&flags);
         let log = text(&output.stderr);

@@ -248,7 +248,7 @@ fn the_man_page_has_the_flags_and_defaults_of_the_program() {
 /// The entries of the usage text: the flags of each, and all of its text.
 fn usage_entries() -> Vec<(Vec<String>, String)> {
     let mut entries: Vec<(Vec<String>, String)> = Vec::new();
-    for line in beanstalkd::options::usage().lines().map(str::trim) {
+    for line in beanstalkd::options::usage(true).lines().map(str::trim) {
         if line.starts_with('-') {
             let flags = line.split("  ").next().expect("a line has a beginning");
             let flags = flags.split([' ', ',']).filter(|word| word.starts_with('-'));

@@ -1,8 +1,7 @@
-//! The flags of a binlog in etcd: the URL and the files for TLS.
+//! The flags of a binlog in etcd: the URL, the lease, and the files for TLS.
 
-use super::{last, wrong};
+use super::{Flags, wrong};
 use crate::os::membership::{EtcdOptions, TlsFiles};
-use getopts::Matches;
 use std::path::PathBuf;
 
 const DEFAULT_PORT: u16 = 2379;
@@ -13,6 +12,17 @@ const DEFAULT_QUOTA: u64 = 2 * 1024 * 1024 * 1024;
 /// The limit of a binlog in etcd without `--binlog-limit`: a quarter of the default quota of etcd.
 pub const DEFAULT_BINLOG_LIMIT: u64 = 512 * 1024 * 1024;
 
+/// Each flag that needs the feature `etcd`.
+pub const FLAGS: &str = "\
+--lease-ttl SECONDS: another server leads this many seconds after this one is gone, from 2 to 60 (default: 5)
+--etcd-quota BYTES: quota of etcd: puts are refused near it (default: 2147483648, as of etcd)
+--etcd-ca FILE: certificates of the authorities for etcds://, in PEM format
+--etcd-cert FILE: certificate of this server for etcds://, in PEM format
+--etcd-key FILE: key of that certificate, in PEM format
+--import DIR: copy the binlog in DIR to an unused prefix of etcd, and exit
+--export DIR: copy the binlog from etcd to DIR, and exit
+--leave FILE: end the lease of the killed server that FILE names, and exit";
+
 /// Returns whether the argument of `-b` is a URL, not a directory. Like `./etcd:`, a directory with
 /// such a name can be given by another path.
 pub fn is_url(text: &str) -> bool {
@@ -20,7 +30,7 @@ pub fn is_url(text: &str) -> bool {
 }
 
 /// Parses the URL and the flags that belong to it.
-pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, String> {
+pub fn etcd_options(url: &str, flags: &Flags) -> Result<EtcdOptions, String> {
     let (nodes, prefix, is_tls) = parse_url(url)?;
     if !cfg!(feature = "etcd") {
         return wrong(format!(
@@ -28,7 +38,7 @@ pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, String>
              --features etcd`"
         ));
     }
-    if let Some(flag) = ["f", "F"].into_iter().find(|flag| matches.opt_present(flag)) {
+    if let Some(flag) = ["f", "F"].into_iter().find(|flag| flags.has(flag)) {
         return wrong(format!(
             "-{flag} has no meaning for a binlog in etcd, which stores each change before its reply"
         ));
@@ -37,10 +47,14 @@ pub fn etcd_options(url: &str, matches: &Matches) -> Result<EtcdOptions, String>
         url: url.to_owned(),
         nodes,
         prefix,
-        tls: tls_files(matches, is_tls)?,
-        file_size: super::file_size(matches, &mut Vec::new())?,
-        lease_ttl_secs: lease_ttl_secs(matches)?,
-        quota: super::number(matches, "etcd-quota")?.unwrap_or(DEFAULT_QUOTA),
+        tls: tls_files(flags, is_tls)?,
+        file_size: flags.file_size(&mut Vec::new())?,
+        lease_ttl_secs: flags
+            .value("lease-ttl", "from 2 to 60", |text| {
+                super::number(text).filter(|secs| (2..=60).contains(secs))
+            })?
+            .unwrap_or(DEFAULT_LEASE_TTL_SECS),
+        quota: flags.size("etcd-quota")?.unwrap_or(DEFAULT_QUOTA),
     })
 }
 
@@ -80,13 +94,13 @@ fn node(text: &str) -> Option<String> {
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => DEFAULT_PORT,
         None => return None,
-        Some(port) => super::plain_number(port).filter(|&port| port > 0)?,
+        Some(port) => super::number::<u16>(port).filter(|&port| port > 0)?,
     };
     Some(format!("{host}:{port}"))
 }
 
-fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, String> {
-    let file = |flag| last(matches, flag).map(PathBuf::from);
+fn tls_files(flags: &Flags, is_tls: bool) -> Result<Option<TlsFiles>, String> {
+    let file = |flag| flags.text(flag).map(PathBuf::from);
     match (is_tls, ["etcd-ca", "etcd-cert", "etcd-key"].map(file)) {
         (false, [None, None, None]) => Ok(None),
         (false, _) => {
@@ -99,14 +113,6 @@ fn tls_files(matches: &Matches, is_tls: bool) -> Result<Option<TlsFiles>, String
         (true, [Some(authorities), certificate, key]) => {
             Ok(Some(TlsFiles { authorities, identity: certificate.zip(key) }))
         }
-    }
-}
-
-fn lease_ttl_secs(matches: &Matches) -> Result<u32, String> {
-    let secs = super::number(matches, "lease-ttl")?.unwrap_or(DEFAULT_LEASE_TTL_SECS);
-    match secs {
-        2..=60 => Ok(secs),
-        _ => wrong(format!("--lease-ttl {secs}: not from 2 to 60")),
     }
 }
 

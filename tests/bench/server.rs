@@ -40,7 +40,7 @@ impl Program {
         let run = |flag| {
             let output = Command::new(path).arg(flag).stdin(Stdio::null()).output();
             let output = output.map_err(|error| format!("{path}: {error}"))?;
-            // The help is on standard error.
+            // C beanstalkd prints its help to standard error.
             let text = [output.stdout, output.stderr].concat();
             Ok::<_, String>(String::from_utf8_lossy(&text).trim().to_owned())
         };

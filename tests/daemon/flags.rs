@@ -6,7 +6,7 @@ use crate::{assert_refused, serve};
 use std::net::TcpListener;
 
 #[test]
-fn version_and_help_use_the_streams_of_c_beanstalkd() {
+fn version_and_help_are_printed_to_standard_output() {
     for flag in ["-v", "--version"] {
         let output = run(&[flag]);
         assert_eq!(text(&output.stdout), "beanstalkd 1.13 (beanstalkd-server 0.1.0)\n");
@@ -14,19 +14,26 @@ fn version_and_help_use_the_streams_of_c_beanstalkd() {
     }
     for flag in ["-h", "--help"] {
         let output = run(&[flag]);
-        assert!(text(&output.stderr).starts_with("Use: beanstalkd"));
-        assert!(text(&output.stderr).contains("--max-job-size BYTES"));
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0));
+        let help = text(&output.stdout);
+        assert!(help.starts_with("Use: beanstalkd") && help.contains("--max-job-size BYTES"));
+        assert_eq!(help.contains("--lease-ttl"), cfg!(feature = "etcd"), "{help}");
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
     }
 }
 
 #[test]
-fn a_wrong_command_line_is_rejected_with_the_usage() {
-    for arguments in
-        [&["-X"][..], &["-p"], &["-z", "1x"], &["-p", "70000"], &["--socket-mode", "8"], &["what"]]
-    {
-        let log = assert_refused(arguments, 5, "Use: beanstalkd");
-        assert!(log.starts_with("beanstalkd: "), "{log}");
+fn a_wrong_command_line_is_rejected_in_two_lines() {
+    for (arguments, why) in [
+        (&["-z", "10X"][..], "-z 10X: not a size, such as 65535, 64K or 1M"),
+        (&["--max-memory", "1GB"], "--max-memory 1GB: not a size, such as 65535, 64K or 1M"),
+        (&["-X"], "unknown flag: -X"),
+        (&["-p"], "flag requires an argument: -p"),
+        (&["-p", "70000"], "-p 70000: not a number in range"),
+        (&["--socket-mode", "8"], "--socket-mode 8: not an octal number from 0 to 777"),
+        (&["what"], "unknown argument: what"),
+    ] {
+        let log = assert_refused(arguments, 5, why);
+        assert_eq!(log, format!("beanstalkd: {why}\nTry 'beanstalkd --help'.\n"));
     }
 }
 

@@ -55,7 +55,7 @@ const COMMAND_LINES: [&str; 9] = [
     "-h",
     "-v",
     "-p11300 what",
-    "-f 4294967295 -s 0 -s 4294967295",
+    "-f 4294967295 -s 0 -s 4294967295 -z 64K --max-memory 17179869184G",
 ];
 
 /// Events with numbers that are seldom drawn, each behind the end of a line.
