@@ -17,6 +17,7 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 
 /// A file that is being read.
 #[derive(Debug)]
@@ -99,6 +100,8 @@ struct Broken {
     next: Option<u64>,
 }
 
+/// Versions that a newer server may write. A version that is damaged is mostly none of them.
+const NEWER_VERSIONS: Range<i32> = 8..256;
 const WINDOW_LEN: usize = 64 * 1024;
 /// At most this many bytes are tried per byte of the file. A file of heads of huge records would
 /// otherwise be searched for hours.
@@ -155,6 +158,9 @@ impl<'d> Reader<'d> {
             // The file is empty, or its first sector is lost. A record with a matching checksum
             // is intact nevertheless.
             (FileHeader::Blank | FileHeader::None, None) if number == 0 => (ours, 0, None),
+            (FileHeader::None, None) if NEWER_VERSIONS.contains(&number) => {
+                return Err(ReadError::newer(self.number, number));
+            }
             (FileHeader::Blank | FileHeader::None, None) => {
                 (Layout::V7, self.size, Some((0, self.size, unknown)))
             }
@@ -348,6 +354,16 @@ impl ReadError {
 
     pub fn no_memory(file: FileNumber, error: TryReserveError) -> ReadError {
         ReadError { file, error: io::Error::new(io::ErrorKind::OutOfMemory, error) }
+    }
+
+    fn newer(file: FileNumber, version: i32) -> ReadError {
+        let why = format!("it has version {version}, and this server reads versions 5 and 7");
+        ReadError { file, error: io::Error::new(io::ErrorKind::Unsupported, why) }
+    }
+
+    /// Returns whether a newer server has written the file.
+    pub fn is_newer(&self) -> bool {
+        self.error.kind() == io::ErrorKind::Unsupported
     }
 
     /// Returns whether the file was removed.

@@ -500,6 +500,9 @@ impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ReplayError::List(error) => write!(f, "cannot list it: {error}"),
+            ReplayError::Read(error) if error.is_newer() => {
+                write!(f, "{error}; start the newer server that wrote it, or move the files away")
+            }
             ReplayError::Read(error) => {
                 write!(f, "{error}; make it readable, or move it away to start without its jobs")
             }
