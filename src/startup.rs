@@ -24,7 +24,7 @@ use crate::engine::server::Server;
 use crate::options::{BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::{EventLoop, LoopWakers};
-use crate::os::failure::{EXIT_DISK, Failure};
+use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, Failure, remedy};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{self, Duty, Membership};
@@ -192,7 +192,7 @@ fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
         "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
          flags; raise it with ulimit -n or LimitNOFILE="
     );
-    Err(Failure::new(1, message))
+    Err(Failure::new(EXIT_LIMITS, message))
 }
 
 /// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server
@@ -225,7 +225,8 @@ fn recover(
     clock: &Clock,
 ) -> Result<Option<Stop>, Failure> {
     let failed = |error: ReplayError| {
-        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}"))
+        let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
+        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
     };
     let begun_at = clock.now();
     let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
@@ -253,8 +254,9 @@ fn exit_code_of_replay(error: &ReplayError) -> u8 {
     match error {
         ReplayError::Failed(_) => EXIT_DISK,
         ReplayError::Begin(error) if error.raw_os_error() == Some(libc::EIO) => EXIT_DISK,
+        ReplayError::Read(error) if error.is_newer() => EXIT_REFUSED,
         ReplayError::List(_)
-        | ReplayError::Read(..)
+        | ReplayError::Read(_)
         | ReplayError::NoMemory(_)
         | ReplayError::Begin(_) => 1,
     }

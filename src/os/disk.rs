@@ -3,6 +3,7 @@
 //! This module does not know the records, nor when files are created and removed.
 
 use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, Home, Unsynced, read_record};
+use super::failure::remedy;
 use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
 use crate::engine::binlog::reads::RecordRead;
@@ -474,9 +475,15 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Directory(error) => write!(f, "cannot read the directory: {error}"),
-            OpenError::LockFile(error) => write!(f, "cannot lock the file {LOCK_NAME}: {error}"),
-            OpenError::InUse => f.write_str("another process keeps its binlog there"),
+            OpenError::Directory(error) => {
+                write!(f, "cannot read the directory: {error}{}", remedy(error))
+            }
+            OpenError::LockFile(error) => {
+                write!(f, "cannot lock the file {LOCK_NAME}: {error}{}", remedy(error))
+            }
+            OpenError::InUse => f.write_str(
+                "another process keeps its binlog there; stop it, or choose another directory",
+            ),
         }
     }
 }

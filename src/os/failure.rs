@@ -11,6 +11,9 @@ pub struct Failure {
     pub message: String,
 }
 
+/// EX_CONFIG of sysexits(3), for limits of the system that are too low for the flags.
+pub const EXIT_LIMITS: u8 = 78;
+
 /// EX_IOERR of sysexits(3), for a disk that fails.
 pub const EXIT_DISK: u8 = 74;
 
@@ -23,5 +26,20 @@ impl Failure {
     /// Returns the failure of a system call that the server needs.
     pub fn of_system(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
         move |error| Failure::new(1, format!("cannot {what}: {error}"))
+    }
+}
+
+/// Returns what helps if a directory, a file in it or an address cannot be used, as the end of a message.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => "; create the directory",
+        Some(libc::EACCES) => "; make the directory belong to the user of the server",
+        Some(libc::EROFS) => {
+            "; mount it writable, or name it in ReadWritePaths= of the systemd unit"
+        }
+        Some(libc::ENOSPC | libc::EDQUOT) => "; free space on its file system",
+        Some(libc::EADDRINUSE) => "; stop the program that listens there, or choose another port",
+        Some(libc::EADDRNOTAVAIL) => "; no network interface has this address",
+        _ => "",
     }
 }

@@ -1,6 +1,7 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager. Accepting a connection gives
 //! a socket that does not block.
 
+use super::failure::remedy;
 use super::resolve;
 use super::sys::files;
 use super::sys::user::{self, Identity};
@@ -114,7 +115,13 @@ fn open_one(address: SocketAddr) -> Result<Socket, (String, bool)> {
     open().map_err(|error: io::Error| {
         let is_missing =
             matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL));
-        (format!("cannot listen on {address}: {error}"), is_missing)
+        let remedy = match error.raw_os_error() {
+            Some(libc::EACCES) => {
+                "; start as root with -u, or give the server CAP_NET_BIND_SERVICE"
+            }
+            _ => remedy(&error),
+        };
+        (format!("cannot listen on {address}: {error}{remedy}"), is_missing)
     })
 }
 
@@ -127,7 +134,9 @@ fn prepare_tcp(socket: &Socket) -> io::Result<()> {
 }
 
 fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<Socket, String> {
-    let failed = |error: io::Error| format!("cannot listen on unix:{}: {error}", path.display());
+    let failed = |error: io::Error| {
+        format!("cannot listen on unix:{}: {error}{}", path.display(), remedy(&error))
+    };
     if has_stale_socket(path)? {
         std::fs::remove_file(path).map_err(failed)?;
     }

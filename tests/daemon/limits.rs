@@ -38,7 +38,7 @@ fn too_low_a_limit_of_open_files_is_named() {
         let log = daemon.wait_for_log("limit of open files is");
         assert!(log.contains(&format!("limit of open files is {limit}")), "{log}");
         if log.contains("are needed") {
-            assert_eq!(daemon.wait().0.code(), Some(1));
+            assert_eq!(daemon.wait().0.code(), Some(78));
             assert_eq!(served, 0, "a lower limit is enough");
         } else {
             let mut client = Client::connect(daemon.address());

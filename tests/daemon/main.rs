@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod faults;
+mod first_failure;
 mod flags;
 #[path = "../harness/mod.rs"]
 mod harness;

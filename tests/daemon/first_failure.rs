@@ -1,0 +1,133 @@
+//! What stops the first start: one line that names the cause and the remedy, and the exit code by which
+//! the service manager starts the server again, or does not.
+
+use crate::faults::start_with_fault;
+use crate::harness::cannot_test;
+use crate::harness::process::{BEANSTALKD, command, path_text, run, script, text};
+use crate::serve;
+use std::fs::{create_dir, set_permissions, write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Output;
+
+const PORT: [&str; 4] = ["-l", "127.0.0.1", "-p", "0"];
+
+/// Asserts that the only line of the log has all `parts`. Also asserts that the unit of systemd restarts
+/// the server after this exit code, or that it does not.
+#[track_caller]
+fn assert_fails(code: Option<i32>, log: &str, expected: i32, is_restarted: bool, parts: &[&str]) {
+    assert_eq!(code, Some(expected), "{log}");
+    // Flags of some tests log more, at level info.
+    let lines: Vec<&str> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
+    let [line] = lines[..] else { panic!("not one line: {log}") };
+    assert!(line.starts_with("beanstalkd: "), "{line}");
+    for part in parts {
+        assert!(line.contains(part), "no {part:?}: {line}");
+    }
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/systemd/beanstalkd.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let mut lines = unit.lines();
+    let codes = lines.find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap();
+    let stays_down = codes.split(' ').any(|code| code.parse() == Ok(expected));
+    assert_eq!(stays_down, !is_restarted, "{expected} in {codes}");
+}
+
+#[track_caller]
+fn assert_output(output: &Output, expected: i32, is_restarted: bool, parts: &[&str]) {
+    assert_fails(output.status.code(), text(&output.stderr), expected, is_restarted, parts);
+}
+
+#[test]
+fn a_port_that_is_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let cause = format!("cannot listen on {address}: Address already in use");
+    let parts = [&cause, "; stop the program that listens there, or choose another port"];
+    let (port, address) = (address.port().to_string(), address.to_string());
+    assert_output(&run(&["-l", "127.0.0.1", "-p", &port]), 111, true, &parts);
+    assert_output(&run(&[&PORT[..], &["--metrics", &address]].concat()), 111, true, &parts);
+}
+
+#[test]
+fn a_directory_that_is_missing_or_belongs_to_another_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("jobs");
+    let flags = [&PORT[..], &["-b", path_text(&missing)]].concat();
+    let parts = [path_text(&missing), "No such file or directory", "; create the directory"];
+    assert_output(&run(&flags), 10, false, &parts);
+    create_dir(&missing).unwrap();
+    set_permissions(&missing, PermissionsExt::from_mode(0o500)).unwrap();
+    // The permissions bind root only if it becomes another user.
+    let as_user = ["--reuid", "65534", "--clear-groups", BEANSTALKD];
+    let tried = command("setpriv", [&as_user[..], &["-v"]].concat()).output();
+    let output = if tried.is_ok_and(|output| output.status.success()) {
+        set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        command("setpriv", [&as_user[..], &flags].concat()).output().unwrap()
+    } else {
+        run(&flags)
+    };
+    let parts = [
+        path_text(&missing),
+        "Permission denied",
+        "; make the directory belong to the user of the server",
+    ];
+    assert_output(&output, 10, false, &parts);
+}
+
+#[test]
+fn a_disk_that_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let parts = [path_text(directory.path()), "No space left", "; free space on its file system"];
+    let Some(daemon) = start_with_fault("fallocate:error=ENOSPC", &flags) else { return };
+    let (status, log) = daemon.wait();
+    assert_fails(status.code(), &log, 1, true, &parts);
+}
+
+#[test]
+fn a_directory_of_another_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = [&PORT[..], &["-b", path_text(directory.path())]].concat();
+    let (_first, mut client) = serve(&flags);
+    client.expect_service();
+    let parts = ["another process keeps its binlog there; stop it, or choose another directory"];
+    assert_output(&run(&flags), 10, false, &parts);
+}
+
+#[test]
+fn a_binlog_of_a_newer_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("binlog.3");
+    let bytes = [&8_i32.to_ne_bytes()[..], &[1; 5000]].concat();
+    write(&file, &bytes).unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let cause = "cannot read binlog.3: it has version 8, and this server reads versions 5 and 7";
+    let parts = [flags[1], cause, "; start the newer server that wrote it, or move the files away"];
+    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &parts);
+    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    assert_eq!(std::fs::read_dir(Path::new(flags[1])).unwrap().count(), 2, "and the lock");
+}
+
+#[test]
+fn too_few_descriptors() {
+    let output = script(r#"ulimit -n 9; exec "$0" "$@""#, &PORT).output().unwrap();
+    let parts = ["the limit of open files is 9", "; raise it with ulimit -n or LimitNOFILE="];
+    assert_output(&output, 78, false, &parts);
+}
+
+#[test]
+fn a_port_that_needs_privileges() {
+    let first = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
+    if first.trim().parse::<u16>().unwrap() <= 80 {
+        return cannot_test("any user may bind any port here");
+    }
+    let flags = ["--reuid", "65534", "--clear-groups", BEANSTALKD, "-l", "127.0.0.1", "-p", "80"];
+    let output = command("setpriv", flags).output().unwrap();
+    if text(&output.stderr).starts_with("setpriv:") {
+        return cannot_test("setpriv needs root, and a binary that all users can run");
+    }
+    let parts = ["127.0.0.1:80: Permission denied", "; start as root with -u, or give the server"];
+    assert_output(&output, 111, true, &parts);
+}
