@@ -9,7 +9,8 @@
 
 ADDRESS is unix:PATH or HOST:PORT. `fill` and `work` keep a job reserved until the server ends,
 once they have said `filled` or `worked`. The manifest is JSON: the jobs by id, with null for one
-that was deleted. Knows the protocol and nothing of packages.
+that was deleted. JOBS in the environment is how many are there at least after `fill`. Knows the protocol and
+nothing of packages.
 """
 
 import base64
@@ -60,19 +61,22 @@ def put_all_kinds(client, manifest, bodies):
         usual = {"body": body, "tube": f"moving-{index % 3}", "pri": [0, 7, 1024, 4294967295][index % 4],
                  "delay": 0, "ttr": 60}
         put(client, manifest, **{**usual, "ttr": 60 + index})
-        put(client, manifest, **{**usual, "delay": LONG_S + index}, becomes={"state": "delayed"})
+        put(client, manifest, **{**usual, "delay": LONG_S + index % 100}, becomes={"state": "delayed"})
         put(client, manifest, [("RESERVED", "reserve-job {}"), ("BURIED", "bury {} 9")], **usual,
             becomes={"state": "buried", "pri": 9})
         deleted = put(client, manifest, [("DELETED", "delete {}")], **usual)
         manifest.jobs[str(deleted)] = None
-    # No connection holds it after the restart.
-    put(client, manifest, [("RESERVED", "reserve-job {}")], body=b"in the hands of a worker", tube="held",
-        pri=3, delay=0, ttr=10_000)
+    # No connection holds them after the restart.
+    for _ in range(1 + len(bodies) // 10):
+        put(client, manifest, [("RESERVED", "reserve-job {}")], body=b"in the hands of a worker", tube="held",
+            pri=3, delay=0, ttr=10_000)
 
 
 def fill(client, manifest):
     any_bytes = bytes(range(256))
     bodies = [b"", b"x", b"\r\n", b"line\r\nDELETED\r\n", any_bytes, any_bytes * 255 + b"z" * 255]
+    # Three jobs stay of each body.
+    bodies += [b"job %d" % index for index in range(int(os.environ.get("JOBS", 0)) // 3)]
     put_all_kinds(client, manifest, bodies)
     usual = {"tube": "moving-0", "pri": 5, "ttr": 60}
     put(client, manifest, [("RESERVED", "reserve-job {}"), ("RELEASED", f"release {{}} 11 {LONG_S}")], **usual,

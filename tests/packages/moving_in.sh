@@ -1,10 +1,10 @@
 #!/bin/sh
 # Moving from C beanstalkd to this server and back, over a binlog, by the very commands that
-# README.md shows: they are taken from there and run. Every job of C has to be there as it was,
-# whatever it is (ready, delayed, buried, in the hands of a worker, with bytes of any kind), and
+# README.md shows: they are taken from there and run. Every one of 10,000 jobs of C has to be there as
+# it was, whatever it is (ready, delayed, buried, in the hands of a worker, with bytes of any kind), and
 # back in C all that was done meanwhile.
 #
-#     moving_in.sh SERVER [C_BEANSTALKD]
+#     moving_in.sh SERVER [C_BEANSTALKD [DIRECTORY]]     DIRECTORY is empty, and has the jobs
 set -eu
 new=$1
 old=${2:-/usr/bin/beanstalkd}
@@ -13,8 +13,10 @@ old=${2:-/usr/bin/beanstalkd}
 needs 'moving in is not tried' python3
 is_c "$old" || skip_all "$old is not C beanstalkd, moving in is not tried"
 
-directory=$scratch/jobs
-mkdir "$directory"
+directory=${3:-$scratch/jobs}
+mkdir -p "$directory"
+# A quarter of them is deleted before the way back.
+export JOBS=14000
 port=$(free_port)
 "$old" -l 127.0.0.1 -p "$port" -b "$directory" &
 pid=$!
