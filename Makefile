@@ -41,6 +41,8 @@
 #                   (STATIC_TARGET=triple for another machine)
 #   make image      a container image with it, target/image/beanstalkd.oci.tar
 #   make deb        a Debian package, in target/deb
+#   make release    what is published: static programs, package, image, crate and checksums, in
+#                   target/published; from a clean tree only
 #   make vm         virtual machines with only a kernel and the server, booted in qemu
 #   make check-units    the systemd units: valid, sandboxed, and able to serve
 #   make check-moving   moves jobs from C beanstalkd to this server and back (part of check)
@@ -161,6 +163,12 @@ check-static: static
 image: static
 	@sh dist/image/build.sh target/static/beanstalkd target/image/beanstalkd.oci.tar
 
+release:
+	@MAKE='$(MAKE)' CARGO='$(CARGO)' sh dist/release/build.sh target/published
+
+check-release:
+	@MAKE='$(MAKE)' sh tests/packages/release.sh
+
 check-image: image
 	@sh tests/packages/image.sh target/image/beanstalkd.oci.tar
 
@@ -227,4 +235,4 @@ clean:
 
 .PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-pages check-units bench walk simulate mutants fuzz soak \
 	check-cluster chaos mutants-etcd \
-	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb install uninstall check-install clean
+	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb release check-release install uninstall check-install clean
