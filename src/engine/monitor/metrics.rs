@@ -171,7 +171,7 @@ impl MetricsPage {
         to.one(about, server.total_connections);
         let about = "beanstalkd_producers Open connections that have put a job.";
         to.one(about, queue.totals.producers);
-        let about = "beanstalkd_workers Open connections that have reserved a job.";
+        let about = "beanstalkd_workers Open connections that have sent a reserve command.";
         to.one(about, queue.totals.workers);
         let mut commands = to.family("beanstalkd_commands_total Received commands, by name.");
         let counted = COMMANDS.iter().zip(server.commands);
@@ -234,7 +234,10 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let about =
         "beanstalkd_job_timeouts_total Reservations that ended because the time to run had passed.";
     to.one(about, totals.timeouts);
-    to.one("beanstalkd_job_memory_bytes Memory of all jobs with their bodies.", queue.job_bytes());
+    to.one(
+        "beanstalkd_job_memory_bytes Memory of jobs, their bodies in memory and their keys.",
+        queue.job_bytes(),
+    );
     if let Some(limit) = server.max_memory_bytes {
         let about = "beanstalkd_job_memory_limit_bytes Job memory from which puts are rejected \
                      with OUT_OF_MEMORY.";
