@@ -11,10 +11,8 @@ use std::io::ErrorKind;
 
 /// Puts jobs until one is refused; returns how many were accepted.
 fn fill(server: &mut Instance, body: &str) -> u64 {
-    let mut count = 0;
-    while server.put(body).is_some() {
-        count += 1;
-    }
+    let count = (0..100_000).take_while(|_| server.put(body).is_some()).count() as u64;
+    assert!(count < 100_000, "puts work without end");
     count
 }
 
@@ -31,16 +29,14 @@ fn delete_all(server: &mut Instance, disk: &FakeDisk, count: u64) {
 /// Reserves and releases job 1 until that is refused, and returns how often it worked. The job stays
 /// reserved.
 fn release_until_refused(server: &mut Instance) -> u32 {
-    let mut count = 0;
-    loop {
+    for count in 0..100_000 {
         server.ask("reserve-job 1\r\n");
         match &*server.ask("release 1 5 0\r\n") {
             "OUT_OF_MEMORY\r\n" => return count,
             reply => assert_eq!(reply, "RELEASED\r\n"),
         }
-        count += 1;
-        assert!(count < 100_000, "releases work without end");
     }
+    panic!("releases work without end");
 }
 
 /// The jobs that fit in C beanstalkd, which makes whole files only and keeps space for the delete of
@@ -152,6 +148,33 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
         let again = Instance::start(&disk, options, server.now);
         assert_eq!((again.recovered.jobs, again.recovered.last_id >= count), (0, true));
     }
+}
+
+/// A damaged file cannot be continued, so there may be no space for the deletes of all jobs.
+#[test]
+fn a_start_does_not_exceed_a_limit_that_its_files_do_not_exceed() {
+    let mut starts = 0;
+    for (file_size, limit) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
+        let options = Options::synced(file_size).with_limit(limit);
+        let (disk, mut server) = start(options);
+        fill(&mut server, "0123456789");
+        release_until_refused(&mut server);
+        let files = disk.live_files();
+        for (name, bytes) in &files {
+            let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+            let mut files = files.clone();
+            files.get_mut(name).unwrap()[used / 2] ^= 1;
+            let damaged = FakeDisk::with_files(&files);
+            let Ok(mut again) = Instance::try_start(&damaged, options, server.now) else {
+                continue;
+            };
+            again.idle(10);
+            let peak = damaged.take_peak();
+            assert!(peak <= limit, "{peak} bytes after damage of {name}, with a limit of {limit}");
+            starts += 1;
+        }
+    }
+    assert!(starts > 10, "only {starts} starts");
 }
 
 #[test]
