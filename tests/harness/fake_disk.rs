@@ -210,9 +210,11 @@ impl FakeDisk {
         self.faults().reads_left = are_held.then_some(0);
     }
 
-    /// Ends the background sync, if there is one. The server notices that later.
-    pub fn let_sync_end(&self) {
-        self.0.borrow_mut().end_sync();
+    /// Ends the background sync, if there is one. The server notices that later. Returns `false` if it fails.
+    pub fn let_sync_end(&self) -> bool {
+        let mut state = self.0.borrow_mut();
+        state.end_sync();
+        state.sync.as_ref().is_none_or(|sync| sync.result.as_ref().is_none_or(Result::is_ok))
     }
 
     /// Flips a bit in the middle of these bytes, wherever they are first in the file.
@@ -328,7 +330,8 @@ impl FakeDisk {
     /// acknowledged.
     pub fn after_end(&self, power_cut: Option<&mut fastrand::Rng>) -> FakeDisk {
         let mut state = self.0.borrow_mut();
-        state.faults.fail_from = None;
+        (state.faults.fail_from, state.faults.syncs_left) = (None, None);
+        state.faults.of_reads.clear();
         state.sync = None;
         state.reads.clear();
         let files = match (&state.remote, power_cut) {

@@ -20,7 +20,7 @@ use super::model::{ClientNumber, Model};
 use crate::harness::driver::{
     self, Client, Disk, Driver, Flushed, Limits, Nanos, Progress, Settings, Syncing, Visit,
 };
-use crate::harness::fake_disk::{FakeDisk, Files};
+use crate::harness::fake_disk::{FakeDisk, Files, ReadFault};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::num::NonZero;
@@ -59,6 +59,8 @@ pub struct Simulation {
     crash_to_come: Option<Crash>,
     /// The disk was limited, failed or damaged: the bound of its use does not hold.
     had_disk_faults: bool,
+    /// Reads of bodies have failed: the server may wait until it tries one again.
+    had_read_faults: bool,
     /// The number of iterations since the oldest flush became the oldest one.
     iterations_of_flush: usize,
     /// The orders of what is due at once.
@@ -143,6 +145,7 @@ impl Simulation {
             syncs: Syncs::default(),
             crash_to_come: None,
             had_disk_faults: false,
+            had_read_faults: false,
             iterations_of_flush: 0,
             orders: Orders::default(),
             starts: 1,
@@ -259,6 +262,18 @@ impl Simulation {
                 self.set_capacity(*bytes);
             }
             Event::FailDiskAfter(changes, crash) => self.fail_disk_after(*changes, *crash),
+            Event::FailSyncsAfter(syncs, crash) => {
+                if self.may_fail_disk() {
+                    self.disk.faults().syncs_left = Some(*syncs);
+                    self.crash_to_come = Some(*crash);
+                }
+            }
+            Event::FailReads(count) if self.setup.has_threads => {
+                let faults = std::iter::repeat_n(ReadFault::TooManyFiles, *count);
+                self.disk.faults().of_reads.extend(faults);
+                self.had_read_faults = true;
+            }
+            Event::FailReads(_) => {}
             Event::Acknowledge(changes) => {
                 self.disk.acknowledge(*changes);
                 // The disk wakes the loop.
@@ -320,8 +335,7 @@ impl Simulation {
     }
 
     fn fail_disk_after(&mut self, changes: u64, crash: Crash) {
-        let is_local = self.setup.has_binlog() && self.setup.chunk_len.is_none();
-        if is_local && self.crash_to_come.is_none() {
+        if self.may_fail_disk() {
             self.disk.faults().fail_from =
                 Some((self.disk.counts().changes + 1 + changes, ErrorKind::Other));
             self.crash_to_come = Some(crash);
@@ -329,6 +343,11 @@ impl Simulation {
             self.model.may_refuse_updates = true;
             self.model.may_refuse_deletes = true;
         }
+    }
+
+    fn may_fail_disk(&self) -> bool {
+        let is_local = self.setup.has_binlog() && self.setup.chunk_len.is_none();
+        is_local && self.crash_to_come.is_none()
     }
 
     fn set_capacity(&mut self, bytes: Option<u64>) {
@@ -456,12 +475,11 @@ impl Simulation {
 
     /// The disk ends the background sync.
     fn end_sync(&mut self) {
-        let is_syncing = self.disk.is_syncing();
-        self.disk.let_sync_end();
-        self.syncs.has_failed |= is_syncing && self.disk.has_failed();
-        if self.crash_to_come.is_none() {
-            let syncs = &mut self.syncs;
+        let syncs = &mut self.syncs;
+        if self.disk.let_sync_end() {
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
+        } else {
+            syncs.has_failed = true;
         }
     }
 

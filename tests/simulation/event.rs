@@ -144,6 +144,10 @@ pub enum Event {
     DiskCapacity(Option<u64>),
     /// The disk fails after this number of further changes, and then the process crashes.
     FailDiskAfter(u64, Crash),
+    /// The same after this number of further syncs, which fail alone.
+    FailSyncsAfter(u64, Crash),
+    /// This number of reads of bodies fail: too many files are open.
+    FailReads(usize),
     /// The remote disk stores and acknowledges at most this many changes.
     Acknowledge(usize),
     /// The disk ends at most this many of the reads of bodies that were begun.
@@ -245,6 +249,8 @@ impl fmt::Display for Event {
             Event::Drain(false) => write!(f, "accept-puts"),
             Event::DiskCapacity(bytes) => write!(f, "disk-capacity {}", text(*bytes)),
             Event::FailDiskAfter(changes, crash) => write!(f, "fail-disk-after {changes} {crash}"),
+            Event::FailSyncsAfter(syncs, crash) => write!(f, "fail-syncs-after {syncs} {crash}"),
+            Event::FailReads(count) => write!(f, "fail-reads {count}"),
             Event::Acknowledge(changes) => write!(f, "acknowledge {changes}"),
             Event::EndReads(count) => write!(f, "end-reads {count}"),
             Event::EndSync => write!(f, "end-sync"),
@@ -287,6 +293,8 @@ impl FromStr for Event {
                 "accept-puts" => Event::Drain(false),
                 "disk-capacity" => Event::DiskCapacity(optional(words)?),
                 "fail-disk-after" => Event::FailDiskAfter(value(words)?, crash(words)?),
+                "fail-syncs-after" => Event::FailSyncsAfter(value(words)?, crash(words)?),
+                "fail-reads" => Event::FailReads(value(words)?),
                 "acknowledge" => Event::Acknowledge(value(words)?),
                 "end-reads" => Event::EndReads(value(words)?),
                 "end-sync" => Event::EndSync,

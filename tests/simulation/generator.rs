@@ -192,8 +192,14 @@ impl Generator {
         }
         if self.random.u32(..1000) < profile.ends {
             let count = if self.random.bool() { usize::MAX } else { self.random.usize(1..4) };
-            let is_read = self.random.u8(..3) > 0;
-            return if is_read { Event::EndReads(count) } else { Event::EndSync };
+            return match self.random.u8(..3) {
+                0 => Event::EndSync,
+                1 if count < 3 => {
+                    self.next.push_back(Event::EndReads(usize::MAX));
+                    Event::FailReads(count)
+                }
+                _ => Event::EndReads(count),
+            };
         }
         let chance = self.random.u32(..1000);
         if chance < profile.disconnects {
@@ -283,9 +289,12 @@ impl Generator {
                 0 => Event::Restart,
                 1 if self.setup.chunk_len.is_some() => Event::LoseLeadership(self.random.u64(..)),
                 // Without space for the record of its bury, a job is ready.
-                1 if self.setup.bury_after.is_none() => {
-                    Event::FailDiskAfter(self.random.u64(..12), self.crash())
-                }
+                1 => match (self.random.u64(..12), self.crash()) {
+                    (changes @ 0..9, crash) if self.setup.bury_after.is_none() => {
+                        Event::FailDiskAfter(changes, crash)
+                    }
+                    (syncs, crash) => Event::FailSyncsAfter(syncs % 3, crash),
+                },
                 _ => Event::Crash(self.crash()),
             },
             1 => {

@@ -161,11 +161,16 @@ pub struct Client {
 struct BodyReply {
     /// The length of the output before it.
     start: usize,
+    asked_at: u64,
     /// The reply, once it waits.
     bytes: Vec<u8>,
     /// The jobs that it reserves. Their TTRs begin with the reply.
     reserved: Vec<u64>,
 }
+
+const REFUSED: &[u8] = b"OUT_OF_MEMORY\r\n";
+/// The time after which a reply is refused whose bodies cannot be read now.
+const READ_PATIENCE: u64 = 10 * SECOND;
 
 /// The deadline of a job whose TTR has not begun.
 pub(super) const NO_DEADLINE: u64 = u64::MAX;
@@ -520,16 +525,23 @@ impl Model {
     }
 
     /// Makes the replies whose bodies the server has read: `made` is its output, longer than that of the
-    /// model. A job that was deleted meanwhile may be left out.
+    /// model. A job that was deleted meanwhile may be left out. A reply that has waited for 10 s may be refused if a
+    /// read has failed.
     pub fn end_reads<'m>(&mut self, made: impl Fn(ClientNumber) -> &'m [u8], now: u64) {
         // Not before the commands that ran before.
         let now = now.max(self.last_command_at);
+        let mut given_back = Vec::new();
         for (&number, client) in &mut self.clients {
             let seen = made(number).get(client.output.len()..).unwrap_or_default();
             if seen.is_empty() {
                 continue;
             }
             let Some(reply) = client.reading.take() else { continue };
+            if seen.starts_with(REFUSED) && now >= reply.asked_at + READ_PATIENCE {
+                client.output.extend_from_slice(REFUSED);
+                given_back.extend(reply.reserved);
+                continue;
+            }
             let is_there = |id: u64| self.jobs.binary_search_by_key(&id, |job| job.id).is_ok();
             let without = replies::without_deleted(&reply.bytes, seen, is_there);
             client.output.extend(without.unwrap_or(reply.bytes));
@@ -538,6 +550,11 @@ impl Model {
                 if let State::Reserved { deadline, .. } = &mut job.state {
                     *deadline = now + ttr * SECOND;
                 }
+            }
+        }
+        for id in given_back {
+            if self.find(id).is_some() {
+                self.take_back(id, now);
             }
         }
     }

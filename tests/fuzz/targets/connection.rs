@@ -96,6 +96,8 @@ fn bounded(setup: Setup, event: Event) -> Option<Event> {
         Event::ClockOffset(offset) => Event::ClockOffset(offset % 3_200_000_000_000),
         Event::DiskCapacity(_) | Event::FailDiskAfter(..) if !may_lack_space => return None,
         Event::FailDiskAfter(changes, crash) => Event::FailDiskAfter(changes, few_bits(crash)),
+        Event::FailSyncsAfter(syncs, crash) => Event::FailSyncsAfter(syncs, few_bits(crash)),
+        Event::FailReads(count) => Event::FailReads(count % 8),
         Event::Crash(crash) => Event::Crash(few_bits(crash)),
         other => other,
     })

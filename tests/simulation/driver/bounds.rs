@@ -2,7 +2,7 @@
 //! use of memory and of the disk.
 
 use super::super::model::{ClientNumber, Flush, Job, SECOND};
-use super::{Failure, Simulation};
+use super::{Failure, Nanos, Simulation};
 
 /// At most this many commands of one connection are run in an iteration, less than 0.1 ms of work:
 /// a client that sends thousands of commands does not delay the others. A put counts as two, its
@@ -16,6 +16,8 @@ const AFTER_FLUSH: u64 = 3 * SECOND;
 /// flushes waits little longer than one that deletes the jobs.
 const ITERATIONS_OF_FLUSH: usize = 8;
 const JOBS_PER_ITERATION: usize = 16;
+/// A read that has failed is tried again after this time.
+const RETRY_PAUSE: u64 = SECOND / 10;
 /// A client that could be served is left out in at most this many iterations.
 const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
@@ -128,6 +130,9 @@ impl Simulation {
     pub(super) fn check_idle(&self) -> Result<(), Failure> {
         let progress = self.progress();
         let is_congested = self.driver.is_congested();
+        let retry_at = self.now() + RETRY_PAUSE;
+        let is_soon = |due: Nanos| due.as_nanos() <= retry_at;
+        let may_read_again = self.had_read_faults && self.driver.next_due().is_some_and(is_soon);
         for (&client, socket) in &self.sockets {
             let is_free = self.model.is_free(client);
             let known = &self.model.clients[&client];
@@ -141,7 +146,10 @@ impl Simulation {
                 "to close the connection"
             } else if self.model.is_in_step(client) && !is_congested {
                 "a command in steps"
-            } else if self.model.is_reading(client) && self.disk.begun_reads() == 0 {
+            } else if self.model.is_reading(client)
+                && self.disk.begun_reads() == 0
+                && !may_read_again
+            {
                 "a body to read"
             } else {
                 continue;

@@ -39,9 +39,11 @@ impl Model {
 
     /// Notes that the server may have to read the bodies of the reply that begins here.
     pub(super) fn begin_body_reply(&mut self, number: ClientNumber) {
+        let asked_at = self.last_command_at;
         let client = self.client(number);
         let start = client.output.len();
-        client.bodies = Some(BodyReply { start, bytes: Vec::new(), reserved: Vec::new() });
+        client.bodies =
+            Some(BodyReply { start, asked_at, bytes: Vec::new(), reserved: Vec::new() });
     }
 
     pub(super) fn reply_document(&mut self, call: &Call<'_>, text: &str) {
