@@ -186,6 +186,8 @@ fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Resul
         if outcome.is_ok() || !is_late || tries == TRIES {
             return outcome;
         }
+        let late = play.world.delay();
+        eprintln!("{} is played again, because the machine was {late:?} late", script.name);
     }
     unreachable!("the last try returns")
 }

@@ -258,10 +258,7 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
     let mut driver = Driver::new(options, START);
     let [first, second] = [(); 2].map(|()| driver.connect());
     let put = format!("put 0 0 9 1000\r\n{}\r\n", "x".repeat(1_000));
-    let mut count = 0;
-    while driver.ask(first, &put) != "OUT_OF_MEMORY\r\n" {
-        count += 1;
-    }
+    let count = (0..200).take_while(|_| driver.ask(first, &put) != "OUT_OF_MEMORY\r\n").count();
     assert!((80..100).contains(&count), "{count} jobs of 1000 bytes");
     // Other commands work, and a smaller job may still fit.
     assert!(driver.ask(second, "reserve\r\n").starts_with("RESERVED 1 1000\r\n"));

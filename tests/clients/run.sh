@@ -9,7 +9,7 @@ server=$1
 python=target/clients/bin/python
 [ -x "$python" ] || python=python3
 if "$python" -c 'import greenstalk' 2>/dev/null; then
-	"$python" -B tests/clients/greenstalk_test.py "$server"
+	timeout 120 "$python" -B tests/clients/greenstalk_test.py "$server"
 else
 	skip 'greenstalk is not installed, no Python client is tried'
 fi

@@ -1,8 +1,8 @@
 //! Notifications of a service manager.
 
-use crate::harness::PATIENCE;
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, text};
+use crate::harness::{PATIENCE, wait_until};
 use crate::{PUT, binlog_with_one_job};
 use rustix::process::Signal;
 use std::io::ErrorKind;
@@ -51,12 +51,12 @@ impl Manager {
 
     /// Receives messages until one has a line that begins with `text`.
     fn wait_for(&self, text: &str) -> String {
-        loop {
-            let message = self.receive();
-            if message.lines().any(|line| line.starts_with(text)) {
-                return message;
-            }
-        }
+        let mut message = String::new();
+        wait_until(text, || {
+            message = self.receive();
+            message.lines().any(|line| line.starts_with(text))
+        });
+        message
     }
 }
 

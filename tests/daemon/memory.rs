@@ -34,13 +34,14 @@ fn puts_are_refused_at_the_memory_limit() {
 }
 
 /// Puts jobs, a hundred at a time, until `most` are taken or one is refused; returns the ids. `next` returns
-/// the put with a number.
+/// the put with a number. Of 10 million one must be refused.
 pub(crate) fn put_many(
     client: &mut Client,
     most: usize,
     mut next: impl FnMut(usize) -> Vec<u8>,
 ) -> Vec<u64> {
     const BATCH: usize = 100;
+    const MOST_PUTS: usize = 10_000_000;
     let mut ids = Vec::new();
     for first in (0..most).step_by(BATCH) {
         let puts: Vec<Vec<u8>> = (first..first + BATCH).map(&mut next).collect();
@@ -49,6 +50,7 @@ pub(crate) fn put_many(
         if ids.len() < first + BATCH {
             break;
         }
+        assert!(first < MOST_PUTS, "no put is refused");
     }
     ids
 }

@@ -86,7 +86,8 @@ class Server(Program):
 
 def main():
     with Server(sys.argv[1]) as server:
-        status = subprocess.run([*sys.argv[2:], server.address.rpartition(":")[2]], check=False).returncode
+        status = subprocess.run([*sys.argv[2:], server.address.rpartition(":")[2]], check=False,
+                                timeout=PATIENCE_S).returncode
         ended = server.stop()
         sys.exit(status or (f"FAILED: the server ended with {ended}" if ended else 0))
 

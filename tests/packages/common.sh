@@ -72,9 +72,15 @@ start() {
 	started="$started $pid"
 }
 
+# Returns whether what was started last has ended.
+has_ended() {
+	[ ! -e "/proc/$pid" ] || grep -q '^State:.Z' "/proc/$pid/status"
+}
+
 # Ends what was started last and returns its status: end SIGNAL
 end() {
 	kill -"$1" "$pid"
+	wait_until has_ended
 	status=0
 	wait "$pid" 2>/dev/null || status=$?
 	# Its number may be another's from now on.

@@ -110,6 +110,7 @@ ends_as_the_first_process() {
 		chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd -V -l 127.0.0.1 -p 0
 	work "$(port "$scratch/log")"
 	kill -TERM "$(cat "/proc/$pid/task/$pid/children")"
+	wait_until has_ended
 	status=0
 	wait "$pid" || status=$?
 	[ "$status" = 143 ] || fail "as the first process it ended with $status on SIGTERM"

@@ -93,6 +93,7 @@ opens_nothing() {
 		work "$(port "$scratch/log")"
 		server=$(awk 'NR == 1 { print $1 }' "$scratch/trace")
 		kill -TERM "$server"
+		wait_until has_ended
 		wait "$pid" || fail 'it does not end as it should'
 		# Static glibc asks for its own name, to know where $ORIGIN would be.
 		own=' execve\(| readlink\("/proc/self/exe"'

@@ -42,9 +42,7 @@ impl CBeanstalkd {
             }
             _ => {}
         }
-        while simulation.driver.is_busy() {
-            simulation.apply(&Event::EndIteration)?;
-        }
+        simulation.apply(&Event::Advance(0))?;
         for (number, sent) in simulation.take_sent() {
             let mut sent = &sent[..];
             while !sent.is_empty() {
