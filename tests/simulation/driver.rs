@@ -262,18 +262,8 @@ impl Simulation {
                 self.set_capacity(*bytes);
             }
             Event::FailDiskAfter(changes, crash) => self.fail_disk_after(*changes, *crash),
-            Event::FailSyncsAfter(syncs, crash) => {
-                if self.may_fail_disk() {
-                    self.disk.faults().syncs_left = Some(*syncs);
-                    self.crash_to_come = Some(*crash);
-                }
-            }
-            Event::FailReads(count) if self.setup.has_threads => {
-                let faults = std::iter::repeat_n(ReadFault::TooManyFiles, *count);
-                self.disk.faults().of_reads.extend(faults);
-                self.had_read_faults = true;
-            }
-            Event::FailReads(_) => {}
+            Event::FailSyncsAfter(syncs, crash) => self.fail_syncs_after(*syncs, *crash),
+            Event::FailReads(count) => self.fail_reads(*count),
             Event::Acknowledge(changes) => {
                 self.disk.acknowledge(*changes);
                 // The disk wakes the loop.
@@ -342,6 +332,22 @@ impl Simulation {
             self.had_disk_faults = true;
             self.model.may_refuse_updates = true;
             self.model.may_refuse_deletes = true;
+        }
+    }
+
+    fn fail_syncs_after(&mut self, syncs: u64, crash: Crash) {
+        if self.may_fail_disk() {
+            self.disk.faults().syncs_left = Some(syncs);
+            self.crash_to_come = Some(crash);
+        }
+    }
+
+    /// Only with threads a reply may wait for its bodies.
+    fn fail_reads(&mut self, count: usize) {
+        if self.setup.has_threads {
+            let faults = std::iter::repeat_n(ReadFault::TooManyFiles, count);
+            self.disk.faults().of_reads.extend(faults);
+            self.had_read_faults = true;
         }
     }
 
