@@ -1,6 +1,6 @@
 # The targets of C beanstalkd's makefile, and more.
 #
-#   make            build the server
+#   make            build the server, and beanstalkctl
 #   make run        build it and run it on port 11300; -V logs each address (FLAGS='-l 127.0.0.1')
 #   make clean      remove everything that was built
 #
@@ -205,7 +205,7 @@ picture: all
 install: $(if $(and $(filter 0,$(shell id -u)),$(wildcard $(BINARY))),,$(BUILT))
 	$(INSTALL) -d '$(DESTDIR)$(BINDIR)' '$(DESTDIR)$(LICENSEDIR)' '$(DESTDIR)$(UNITDIR)' \
 		'$(DESTDIR)$(BASHDIR)' '$(DESTDIR)$(ZSHDIR)' '$(DESTDIR)$(FISHDIR)'
-	$(INSTALL) -m 755 $(BINARY) '$(DESTDIR)$(BINDIR)/beanstalkd'
+	$(INSTALL) -m 755 $(BINARY) $(dir $(BINARY))beanstalkctl '$(DESTDIR)$(BINDIR)'
 	for page in $(PAGES); do \
 		$(INSTALL) -D -m 644 man/$$page '$(DESTDIR)$(MANDIR)'/man$${page##*.}/$$page || exit 1; \
 	done
@@ -214,17 +214,21 @@ install: $(if $(and $(filter 0,$(shell id -u)),$(wildcard $(BINARY))),,$(BUILT))
 		'$(DESTDIR)$(UNITDIR)'
 	sed 's|/usr/bin/beanstalkd|$(BINDIR)/beanstalkd|' dist/systemd/beanstalkd.service \
 		>'$(DESTDIR)$(UNITDIR)/beanstalkd.service'
-	$(INSTALL) -m 644 dist/completions/beanstalkd.bash '$(DESTDIR)$(BASHDIR)/beanstalkd'
-	$(INSTALL) -m 644 dist/completions/_beanstalkd '$(DESTDIR)$(ZSHDIR)/_beanstalkd'
-	$(INSTALL) -m 644 dist/completions/beanstalkd.fish '$(DESTDIR)$(FISHDIR)/beanstalkd.fish'
+	for program in beanstalkd beanstalkctl; do \
+		$(INSTALL) -m 644 dist/completions/$$program.bash '$(DESTDIR)$(BASHDIR)'/$$program && \
+		$(INSTALL) -m 644 dist/completions/_$$program '$(DESTDIR)$(ZSHDIR)' && \
+		$(INSTALL) -m 644 dist/completions/$$program.fish '$(DESTDIR)$(FISHDIR)' || exit 1; \
+	done
 
 # Keeps directories, except the one with the name of the project.
 uninstall:
 	for page in $(PAGES); do rm -f '$(DESTDIR)$(MANDIR)'/man$${page##*.}/$$page; done
-	rm -f '$(DESTDIR)$(BINDIR)/beanstalkd' '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
-		'$(DESTDIR)$(UNITDIR)/beanstalkd.service' '$(DESTDIR)$(UNITDIR)/beanstalkd.socket' \
-		'$(DESTDIR)$(BASHDIR)/beanstalkd' '$(DESTDIR)$(ZSHDIR)/_beanstalkd' \
-		'$(DESTDIR)$(FISHDIR)/beanstalkd.fish'
+	for program in beanstalkd beanstalkctl; do \
+		rm -f '$(DESTDIR)$(BINDIR)'/$$program '$(DESTDIR)$(BASHDIR)'/$$program \
+			'$(DESTDIR)$(ZSHDIR)'/_$$program '$(DESTDIR)$(FISHDIR)'/$$program.fish; \
+	done
+	rm -f '$(DESTDIR)$(LICENSEDIR)/LICENSE' \
+		'$(DESTDIR)$(UNITDIR)/beanstalkd.service' '$(DESTDIR)$(UNITDIR)/beanstalkd.socket'
 	[ ! -d '$(DESTDIR)$(LICENSEDIR)' ] || rmdir '$(DESTDIR)$(LICENSEDIR)'
 
 check-install: all

@@ -13,6 +13,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `main` | the allocator and the call of [`program`] |
+//! | [`ctl`] | `beanstalkctl`, the tool for operators |
 //! | [`program`] | parse the command line, run, report, exit code |
 //! | [`startup`] | the steps before the first client, how each can fail, and its exit code |
 //! | [`logging`] | the format of log lines |
@@ -71,7 +72,8 @@
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the map is for those who read the source")]
 
-pub mod attention;
+mod attention;
+pub mod ctl;
 mod engine;
 mod logging;
 pub mod options;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the Debian package in target/deb from a binary. debhelper works on a tree that has only the
+# Builds the Debian package in target/deb from a binary, with beanstalkctl next to it. debhelper works on a tree that has only the
 # installed files, and this directory as its debian/.
 #
 #     build.sh BINARY
@@ -52,7 +52,7 @@ cp dist/default/beanstalkd "$tree/defaults"
 for completion in dist/completions/*; do
 	if [ -e "$completion" ]; then cp "$completion" "$tree/completions"; fi
 done
-cp -R man README.md CHANGELOG.md "$binary" "$tree"
+cp -R man README.md CHANGELOG.md "$binary" "$(dirname "$binary")/beanstalkctl" "$tree"
 if [ -n "$features" ]; then
 	package_version=$package_version+$features
 	sed -i "1s/(.*)/($package_version)/" "$tree/debian/changelog"

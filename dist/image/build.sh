@@ -4,7 +4,7 @@
 #
 #   build.sh BINARY ARCHIVE
 #
-# The image contains only the binary, the licence, a user and a directory for jobs. The script needs
+# The image contains only the binary, beanstalkctl next to it, the licence, a user and a directory for jobs. The script needs
 # no container daemon, only sh, tar, gzip, sha256sum and, for the version, the files of this project.
 # The same binary and the same SOURCE_DATE_EPOCH (by default the time of the last commit) give the
 # same archive, byte for byte.
@@ -66,6 +66,7 @@ root=$scratch/root
 umask 022
 mkdir -p "$root/usr/bin" "$root/usr/share/doc/beanstalkd-server" "$root/etc"
 install -m 755 "$binary" "$root/usr/bin/beanstalkd"
+install -m 755 "$(dirname "$binary")/beanstalkctl" "$root/usr/bin/beanstalkctl"
 install -m 644 LICENSE "$root/usr/share/doc/beanstalkd-server/LICENSE"
 # The server needs only the numbers. With names, -u accepts them and tools show them.
 printf 'root:x:0:0:root:/:\nbeanstalkd:x:%s:%s:beanstalkd:/%s:\n' $user $user $jobs \

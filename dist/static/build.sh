@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the server as one static binary:
+# Builds the server as one static binary, and beanstalkctl next to it:
 #
 #   build.sh BINARY
 #
@@ -39,9 +39,10 @@ fi
 flags="$flags -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$PWD/dist/static/discard.ld"
 
 RUSTFLAGS="${RUSTFLAGS:-} $flags" \
-	$cargo build --release --bin beanstalkd --target "$target" --target-dir target
+	$cargo build --release --bins --target "$target" --target-dir target
 mkdir -p "$(dirname "$binary")"
 cp "target/$target/release/beanstalkd" "$binary.new"
 mv "$binary.new" "$binary"
+cp "target/$target/release/beanstalkctl" "$(dirname "$binary")"
 echo "$target" >"$binary.target"
 echo "$binary: $(wc -c <"$binary") bytes, for $target"

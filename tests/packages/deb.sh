@@ -172,6 +172,7 @@ try_without_systemd() {
 	install_ours
 	[ "$(inside stat -c '%U:%G %a' /var/lib/beanstalkd)" = 'beanstalkd:beanstalkd 750' ] || fail 'the directory of the jobs'
 	for file in /etc/default/beanstalkd /lib/systemd/system/beanstalkd.service /lib/systemd/system/beanstalkd.socket \
+		/usr/bin/beanstalkctl /usr/share/man/man1/beanstalkctl.1.gz \
 		/usr/share/man/man1/beanstalkd.1.gz /usr/share/man/man5/beanstalkd-binlog.5.gz \
 		/usr/share/man/man7/beanstalkd-cluster.7.gz /usr/share/man/man7/beanstalkd-monitoring.7.gz \
 		/usr/share/man/man7/beanstalkd-protocol.7.gz /usr/share/doc/beanstalkd/copyright; do

@@ -13,17 +13,22 @@ files() {
 
 (umask 077 && $make --no-print-directory install DESTDIR="$scratch/root" PREFIX=/opt/queue >/dev/null)
 cat >"$scratch/promised" <<-'FILES'
+	755 opt/queue/bin/beanstalkctl
 	755 opt/queue/bin/beanstalkd
 	644 opt/queue/lib/systemd/system/beanstalkd.service
 	644 opt/queue/lib/systemd/system/beanstalkd.socket
+	644 opt/queue/share/bash-completion/completions/beanstalkctl
 	644 opt/queue/share/bash-completion/completions/beanstalkd
 	644 opt/queue/share/doc/beanstalkd-server/LICENSE
+	644 opt/queue/share/fish/vendor_completions.d/beanstalkctl.fish
 	644 opt/queue/share/fish/vendor_completions.d/beanstalkd.fish
+	644 opt/queue/share/man/man1/beanstalkctl.1
 	644 opt/queue/share/man/man1/beanstalkd.1
 	644 opt/queue/share/man/man5/beanstalkd-binlog.5
 	644 opt/queue/share/man/man7/beanstalkd-cluster.7
 	644 opt/queue/share/man/man7/beanstalkd-monitoring.7
 	644 opt/queue/share/man/man7/beanstalkd-protocol.7
+	644 opt/queue/share/zsh/site-functions/_beanstalkctl
 	644 opt/queue/share/zsh/site-functions/_beanstalkd
 FILES
 files "$scratch/root" | diff "$scratch/promised" - || fail 'other files are installed'
@@ -33,6 +38,7 @@ grep -q '^ExecStart=/opt/queue/bin/beanstalkd ' "$unit" || fail 'the unit starts
 if grep -q '/usr/bin' "$unit"; then fail 'the unit names /usr/bin'; fi
 start "$scratch/log" "$scratch/root/opt/queue/bin/beanstalkd" -V -l 127.0.0.1 -p 0
 work "$(port "$scratch/log")"
+"$scratch/root/opt/queue/bin/beanstalkctl" -s "127.0.0.1:$(port "$scratch/log")" check
 end TERM || fail "it ended with $status"
 
 mkdir -p "$scratch/names"

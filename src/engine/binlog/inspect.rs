@@ -17,7 +17,7 @@ use super::record::{
 };
 use crate::engine::digest::Digest;
 use crate::engine::text::CR_LF;
-use crate::engine::text::JsonText;
+use crate::engine::text::{Base64, JsonText};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -366,27 +366,6 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// Bytes in base64 (RFC 4648, section 4).
-struct Base64<'b>(&'b [u8]);
-
-impl fmt::Display for Base64<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use fmt::Write;
-        const ALPHABET: &[u8; 64] =
-            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        for three in self.0.chunks(3) {
-            let byte = |index: usize| u32::from(three.get(index).copied().unwrap_or(0));
-            let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-            for index in 0..4 {
-                let sextet = bits >> (18 - 6 * index) & 63;
-                let is_there = index <= three.len();
-                f.write_char(if is_there { char::from(ALPHABET[sextet as usize]) } else { '=' })?;
-            }
-        }
-        Ok(())
-    }
-}
-
 impl fmt::Display for InspectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -394,28 +373,5 @@ impl fmt::Display for InspectError {
             InspectError::Read(error) => error.fmt(f),
             InspectError::Output(error) => write!(f, "cannot write the output: {error}"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_matches_the_rfc() {
-        // RFC 4648, section 10.
-        let pairs = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ];
-        for (bytes, text) in pairs {
-            assert_eq!(Base64(bytes.as_bytes()).to_string(), text);
-        }
-        assert_eq!(Base64(&[0xfb, 0xff, 0xfe]).to_string(), "+//+");
     }
 }

@@ -1,0 +1,61 @@
+# Completion of beanstalkctl(1) for bash: commands, options, and names of tubes of the server.
+
+_beanstalkctl() {
+	local commands='status check top failed jobs job retry move delete flush pause resume drain export
+		import workers bench put tubes'
+	local flags='-s --server --json -n --dry-run --yes --timeout -h --help -v --version'
+	local word=${COMP_WORDS[COMP_CWORD]} command= server=() index
+	COMPREPLY=()
+	for ((index = 1; index < COMP_CWORD; index++)); do
+		case ${COMP_WORDS[index]} in
+		-s | --server)
+			# If `:' breaks words, an address consists of three of them.
+			server=(-s "${COMP_WORDS[index + 1]}")
+			index=$((index + 1))
+			while [[ ${COMP_WORDS[index + 1]} == : ]]; do
+				server[1]+=:${COMP_WORDS[index + 2]}
+				index=$((index + 2))
+			done
+			;;
+		-*) ;;
+		*) [[ -n $command ]] || command=${COMP_WORDS[index]} ;;
+		esac
+	done
+	case ${COMP_WORDS[COMP_CWORD - 1]} in
+	--state)
+		COMPREPLY=($(compgen -W 'ready reserved delayed buried any' -- "$word"))
+		return
+		;;
+	-s | --server | --timeout | --after | --limit | --within | --jobs | --connections | --size | --pri | \
+		--delay | --ttr | --key)
+		return
+		;;
+	esac
+	case $command in
+	failed) flags+=' --limit' ;;
+	jobs) flags+=' --state --after --limit' ;;
+	job) flags+=' --body' ;;
+	retry) flags+=' --all --limit --delayed' ;;
+	move) flags+=' --state --limit' ;;
+	flush) flags+=' --buried' ;;
+	pause | resume) flags+=' --all' ;;
+	drain) flags+=' --held --within' ;;
+	export) flags+=' --take' ;;
+	import) flags+=' --tube' ;;
+	bench) flags+=' --jobs --connections --size' ;;
+	put) flags+=' --pri --delay --ttr --key' ;;
+	esac
+	if [[ $word == -* ]]; then
+		COMPREPLY=($(compgen -W "$flags" -- "$word"))
+	elif [[ -z $command ]]; then
+		COMPREPLY=($(compgen -W "$commands" -- "$word"))
+	elif [[ " failed jobs retry move flush pause resume drain export import workers put " == *" $command "* ]]; then
+		local name
+		# Names may contain what a shell would interpret.
+		while IFS= read -r name; do
+			[[ $name != "$word"* ]] || COMPREPLY+=("$(printf %q "$name")")
+		done < <(beanstalkctl "${server[@]}" --timeout 1 tubes 2>/dev/null)
+	fi
+}
+
+complete -F _beanstalkctl beanstalkctl

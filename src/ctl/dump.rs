@@ -1,0 +1,262 @@
+//! One job as a line of JSON, in the form of `beanstalkd --dump`. It must not know a server.
+
+use super::act::{DEFAULT_PRI, DEFAULT_TTR, is_key};
+use super::conn::Fields;
+use super::print::{json_object, json_string};
+use crate::engine::text::{Base64, is_tube_name};
+use std::collections::HashMap;
+
+/// A job of a line, as it can be put.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Dumped {
+    pub tube: Option<String>,
+    pub pri: u32,
+    /// The rest of its delay, in seconds.
+    pub delay: u32,
+    pub ttr: u32,
+    pub key: Option<String>,
+    pub body: Vec<u8>,
+}
+
+/// A value of a flat JSON object.
+enum Value {
+    Text(String),
+    Number(u64),
+    /// `null`, `true`, `false`, or a number that is not a natural one.
+    Other,
+}
+
+const NANOS: u64 = 1_000_000_000;
+
+/// Returns a job as a line. `now` is the time of day, in ns.
+pub fn line(job: &Fields, tube: &str, body: &[u8], now: u64) -> String {
+    let number = |key: &'static str| (key, job.number(key).to_string());
+    let created_at = now.saturating_sub(job.number("age") * NANOS);
+    let mut pairs = vec![
+        number("id"),
+        ("tube", json_string(tube)),
+        ("state", json_string(job.text("state"))),
+        number("pri"),
+        number("delay"),
+        number("ttr"),
+        ("created_at_ns", created_at.to_string()),
+    ];
+    if job.text("state") == "delayed" {
+        pairs.push(("due_at_ns", (now + job.number("time-left") * NANOS).to_string()));
+    }
+    pairs.extend(["reserves", "timeouts", "releases", "buries", "kicks"].map(number));
+    pairs.push(match str::from_utf8(body) {
+        Ok(text) => ("body", json_string(text)),
+        Err(_) => ("body_base64", format!("\"{}\"", Base64(body))),
+    });
+    json_object(pairs)
+}
+
+/// Parses a line. An error says what is wrong with it.
+pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
+    let object = object(line).ok_or("not a JSON object without objects in it")?;
+    let text = |key: &str| match object.get(key) {
+        Some(Value::Text(text)) => Ok(Some(text.clone())),
+        None => Ok(None),
+        Some(_) => Err(format!("{key} is no string")),
+    };
+    let number = |key: &str, default: u64| match object.get(key) {
+        Some(Value::Number(number)) => Ok(*number),
+        None => Ok(default),
+        Some(_) => Err(format!("{key} is no number")),
+    };
+    let small = |key: &str, default: u32| {
+        let number = number(key, default.into())?;
+        u32::try_from(number).map_err(|_| format!("{key} is too large"))
+    };
+    let body = match (text("body")?, text("body_base64")?) {
+        (Some(body), None) => body.into_bytes(),
+        (None, Some(body)) => from_base64(&body).ok_or("body_base64 is not base64")?,
+        _ => return Err("needs body or body_base64".into()),
+    };
+    let state = text("state")?;
+    let delay = small("delay", 0)?;
+    let delay = match state.as_deref() {
+        Some("delayed") => match number("due_at_ns", 0)? {
+            0 => delay,
+            due => u32::try_from(due.saturating_sub(now).div_ceil(NANOS)).unwrap_or(u32::MAX),
+        },
+        // The delay of a former put or release is over.
+        Some(_) => 0,
+        None => delay,
+    };
+    let (tube, key) = (text("tube")?, text("key")?);
+    if tube.as_ref().is_some_and(|tube| !is_tube_name(tube.as_bytes())) {
+        return Err("tube is not a name of a tube".into());
+    }
+    if key.as_ref().is_some_and(|key| !is_key(key)) {
+        return Err("key is not a key".into());
+    }
+    let (pri, ttr) = (small("pri", DEFAULT_PRI)?, small("ttr", DEFAULT_TTR)?);
+    Ok(Dumped { tube, pri, delay, ttr, key, body })
+}
+
+/// Parses a JSON object (RFC 8259) whose values are strings, numbers and words.
+fn object(text: &str) -> Option<HashMap<String, Value>> {
+    let mut rest = text.trim().strip_prefix('{')?.trim_start();
+    let mut object = HashMap::new();
+    if let Some(rest) = rest.strip_prefix('}') {
+        return rest.is_empty().then_some(object);
+    }
+    loop {
+        let key = string(&mut rest)?;
+        rest = rest.trim_start().strip_prefix(':')?.trim_start();
+        let value = match rest.starts_with('"') {
+            true => Value::Text(string(&mut rest)?),
+            false => {
+                let end = rest.find([',', '}', ' ', '\t'])?;
+                let word;
+                (word, rest) = rest.split_at(end);
+                match word.parse() {
+                    Ok(number) if word.starts_with(|char: char| char.is_ascii_digit()) => {
+                        Value::Number(number)
+                    }
+                    _ if ["null", "true", "false"].contains(&word) => Value::Other,
+                    _ => word.parse::<f64>().ok().map(|_| Value::Other)?,
+                }
+            }
+        };
+        // Of two values with the same key, one would be lost.
+        if object.insert(key, value).is_some() {
+            return None;
+        }
+        rest = rest.trim_start();
+        if let Some(rest) = rest.strip_prefix('}') {
+            return rest.is_empty().then_some(object);
+        }
+        rest = rest.strip_prefix(',')?.trim_start();
+    }
+}
+
+/// Parses the string at the beginning of `rest`, which is then what follows.
+fn string(rest: &mut &str) -> Option<String> {
+    let text = rest.strip_prefix('"')?;
+    let mut parsed = String::new();
+    let mut chars = text.chars();
+    loop {
+        match chars.next()? {
+            '"' => break,
+            '\\' => parsed.push(match chars.next()? {
+                'n' => '\n',
+                'r' => '\r',
+                't' => '\t',
+                'b' => '\x08',
+                'f' => '\x0c',
+                'u' => match code_unit(&mut chars)? {
+                    high @ 0xd800..0xdc00 => {
+                        let is_pair = chars.next()? == '\\' && chars.next()? == 'u';
+                        let low =
+                            code_unit(&mut chars).filter(|unit| (0xdc00..0xe000).contains(unit))?;
+                        let code = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                        char::from_u32(code).filter(|_| is_pair)?
+                    }
+                    unit => char::from_u32(unit)?,
+                },
+                char @ ('"' | '\\' | '/') => char,
+                _ => return None,
+            }),
+            char if char < ' ' => return None,
+            char => parsed.push(char),
+        }
+    }
+    *rest = chars.as_str();
+    Some(parsed)
+}
+
+fn code_unit(chars: &mut std::str::Chars<'_>) -> Option<u32> {
+    (0..4).try_fold(0, |unit, _| Some(unit << 4 | chars.next()?.to_digit(16)?))
+}
+
+/// Parses base64 (RFC 4648, section 4).
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let digits = text.trim_end_matches('=');
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
+        return None;
+    }
+    for four in digits.as_bytes().chunks(4) {
+        let mut bits = 0;
+        for &byte in four {
+            bits = bits << 6
+                | match byte {
+                    b'A'..=b'Z' => u32::from(byte - b'A'),
+                    b'a'..=b'z' => u32::from(byte - b'a' + 26),
+                    b'0'..=b'9' => u32::from(byte - b'0' + 52),
+                    b'+' => 62,
+                    b'/' => 63,
+                    _ => return None,
+                };
+        }
+        bits <<= 6 * (4 - four.len());
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..four.len()]);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(line: &str) -> Result<Dumped, String> {
+        parse(line, 100 * NANOS)
+    }
+
+    #[test]
+    fn a_line_that_is_printed_is_parsed_again() {
+        let all: Vec<u8> = (0..=255).collect();
+        let fields = "{id: 7, state: delayed, pri: 3, age: 5, delay: 60, ttr: 9, time-left: 20}";
+        let (jobs, _) = Fields::of_entries(&format!("jobs:\n- {fields}\n"));
+        for body in [&b""[..], b"a", b"\xff", b"\xff\xfe", "\"\\\n\u{1}\u{1f600}".as_bytes(), &all]
+        {
+            let line = line(&jobs[0], "mail", body, 100 * NANOS);
+            let tube = Some("mail".into());
+            let job = Dumped { tube, pri: 3, delay: 20, ttr: 9, key: None, body: body.into() };
+            assert_eq!(put(&line), Ok(job), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_by_hand_have_defaults() {
+        let (pri, ttr) = (DEFAULT_PRI, DEFAULT_TTR);
+        let job =
+            Dumped { tube: None, pri, delay: 0, ttr, key: None, body: b"\xf0\x9f\x98\x80/".into() };
+        assert_eq!(put(r#" { "body" : "\ud83d\ude00\/" , "x": null , "y":-1.5}"#), Ok(job));
+        assert_eq!(put(r#"{"body":"","delay":5}"#).unwrap().delay, 5);
+        assert_eq!(put(r#"{"body":"","delay":5,"state":"buried"}"#).unwrap().delay, 0);
+        assert_eq!(put(r#"{"body":"","state":"delayed","due_at_ns":1}"#).unwrap().delay, 0);
+        assert_eq!(put(r#"{"body":"","key":"a"}"#).unwrap().key, Some("a".into()));
+    }
+
+    #[test]
+    fn bad_lines_are_rejected() {
+        let lines = [
+            "",
+            "x",
+            "{}",
+            r#"{"body":"a""#,
+            r#"{"body":"a"} x"#,
+            r#"{"body":1}"#,
+            r#"{"body":"a","body":"b"}"#,
+            r#"{"body":"a","pri":4294967296}"#,
+            r#"{"body":"a","pri":"1"}"#,
+            r#"{"body":"a","tube":"a b"}"#,
+            r#"{"body":"a","key":"a b"}"#,
+            r#"{"body":"\x"}"#,
+            r#"{"body":"\ud83d"}"#,
+            r#"{"body":"a","x":[1]}"#,
+            r#"{"body_base64":"a"}"#,
+            r#"{"body_base64":"a==="}"#,
+            r#"{"body_base64":"!!!!"}"#,
+            r#"{"body":"a","body_base64":""}"#,
+            r#"{"body":"a",}"#,
+        ];
+        for line in lines {
+            assert!(put(line).is_err(), "{line}");
+        }
+    }
+}
