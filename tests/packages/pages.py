@@ -211,7 +211,7 @@ def main():
                     shell.run("cd")
                 count += 1
             wait_for_end(shell, title)
-    assert count >= 5, f"only {count} blocks were run"
+    assert count >= 8, f"only {count} blocks were run"
     print(f"{count} blocks of shell do what the pages say; elsewhere: {', '.join(elsewhere) or 'none'}")
 
 
