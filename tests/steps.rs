@@ -292,3 +292,41 @@ fn a_list_of_tubes_is_not_older_than_its_request() {
     assert!(first.contains("- gone\n") && first.contains("- 39\n"), "{first}");
     assert!(!second.contains("- gone\n") && second.contains("- 39\n"), "{second}");
 }
+
+/// A page of clients looks at 256 connections in a step, and other clients are served between two of them.
+#[test]
+fn a_list_of_clients_has_each_that_stays() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let [first, other] = driver.clients();
+    let more: Vec<Client> = (0..700).map(|_| driver.connect()).collect();
+    driver.ask(more[0], "watch a\r\n");
+    driver.ask(more[699], "watch a\r\n");
+    driver.receive(first, "list-clients 1000\r\n");
+    driver.receive(other, "list-tube-used\r\n");
+    driver.iterate();
+    assert_eq!(driver.take(first), b"", "702 connections are listed in one step");
+    assert_eq!(driver.take_text(other), "USING default\r\n");
+    // The last one is not listed yet, and the first one is.
+    driver.end(more[698], End::HangUp);
+    driver.end(more[1], End::HangUp);
+    driver.settle();
+    let page = driver.take_text(first);
+    let ids: Vec<u64> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("- {id: ")?.split(',').next()?.parse().ok())
+        .collect();
+    let expected: Vec<u64> = (1..=702).filter(|id| *id != 701).collect();
+    assert_eq!(ids, expected);
+    let watching = driver.ask(first, "list-clients 1 0 a\r\n");
+    assert!(watching.contains("next: 3\n") && watching.contains("- {id: 3,"), "{watching}");
+    let watching = driver.ask(first, "list-clients 1 3 a\r\n");
+    assert!(watching.contains("next: 0\n") && watching.contains("- {id: 702,"), "{watching}");
+    // The tube is removed meanwhile.
+    driver.receive(first, "list-clients 1000 0 a\r\n");
+    driver.iterate();
+    driver.receive(more[0], "ignore a\r\n");
+    driver.receive(more[699], "ignore a\r\n");
+    driver.settle();
+    assert_eq!(driver.take_text(first), "NOT_FOUND\r\n");
+    driver.check();
+}

@@ -10,6 +10,7 @@
 //! of one read, 68 KiB, is buffered. A large body is not buffered: its bytes go straight to its slot
 //! among the bodies of jobs.
 
+use super::commands::pages::Report;
 use super::commands::{change, pages, put, reject, reserve, run_line, show};
 use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
@@ -32,6 +33,7 @@ use super::store::Store;
 use super::text::{self, CR_LF};
 use super::time::Nanos;
 use std::collections::TryReserveError;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 #[derive(Debug)]
@@ -39,6 +41,9 @@ pub struct Conn {
     pub key: ConnKey,
     /// Its part in the rules.
     pub client: Client,
+    /// The address of the client; `None` on a Unix socket.
+    pub address: Option<SocketAddr>,
+    pub opened_at: Nanos,
     pub doing: Doing,
     /// Bytes that have arrived and are not used yet.
     pub input: Input,
@@ -88,6 +93,8 @@ pub enum Doing {
     Wait(ReserveKind, Nanos),
     /// A reply whose bodies wait for memory or for the disk.
     Bodies(Box<WantedBodies>),
+    /// A look at other connections, which the server does.
+    Report(Box<Report>),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flush,
     /// Nothing: the connection is closed when its output is sent.
@@ -199,6 +206,7 @@ impl Doing {
             Doing::ListTubes
             | Doing::Wait(..)
             | Doing::Bodies(_)
+            | Doing::Report(_)
             | Doing::Flush
             | Doing::Closing => false,
         }
@@ -225,10 +233,12 @@ impl Conn {
     /// slot.
     pub const WORTH_TWO_READS: usize = 16 * 1024;
 
-    pub fn new(client: Client) -> Conn {
+    pub fn new(client: Client, address: Option<SocketAddr>, now: Nanos) -> Conn {
         Conn {
             key: client.key,
             client,
+            address,
+            opened_at: now,
             doing: Doing::Line,
             input: Input::default(),
             output: Output::default(),
@@ -242,9 +252,9 @@ impl Conn {
         }
     }
 
-    /// Returns the number by which log lines name the connection.
-    pub fn index(&self) -> usize {
-        self.key.index()
+    /// Returns the number by which clients and log lines name the connection.
+    pub fn id(&self) -> u64 {
+        self.key.id()
     }
 
     /// Returns the activity of the connection.
@@ -417,6 +427,7 @@ impl Conn {
             Doing::ListTubes
             | Doing::Wait(..)
             | Doing::Bodies(_)
+            | Doing::Report(_)
             | Doing::Flush
             | Doing::Closing => None,
         }
@@ -460,6 +471,7 @@ impl Conn {
             | Doing::Body(_)
             | Doing::SkipBody(..)
             | Doing::Steps(_)
+            | Doing::Report(_)
             | Doing::Closing => {}
         }
         drop(self.take_input(s));
@@ -668,7 +680,7 @@ impl Conn {
     /// # Panics
     /// The check fails.
     pub fn check(&self, s: &Store) {
-        let index = self.index();
+        let index = self.id();
         self.output.check(format_args!("the output of connection {index}"));
         assert!(
             self.is_half_closed || !self.input_ended,
@@ -691,6 +703,7 @@ impl Conn {
             | Doing::ListTubes
             | Doing::Wait(..)
             | Doing::Bodies(_)
+            | Doing::Report(_)
             | Doing::Flush => input.is_empty(),
             Doing::Steps(_) => false,
         };
@@ -703,7 +716,7 @@ impl Conn {
     }
 
     fn check_doing(&self, s: &Store) {
-        let (index, doing) = (self.index(), &self.doing);
+        let (index, doing) = (self.id(), &self.doing);
         let waits = matches!(doing, Doing::Wait(..));
         assert_eq!(
             waits,
@@ -739,6 +752,7 @@ impl Conn {
             | Doing::SkipBody(..)
             | Doing::Steps(_)
             | Doing::Wait(..)
+            | Doing::Report(_)
             | Doing::Flush
             | Doing::Closing => {}
         }

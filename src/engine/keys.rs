@@ -73,6 +73,11 @@ impl ConnKey {
     pub fn index(self) -> usize {
         self.0 as usize
     }
+
+    /// Returns the number by which clients and log lines name the connection, from 1 on.
+    pub fn id(self) -> u64 {
+        u64::from(self.0) + 1
+    }
 }
 
 impl UniqueKey {

@@ -33,6 +33,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::Socket;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -282,18 +283,18 @@ impl EventLoop {
             return Err(ErrorKind::OutOfMemory.into());
         }
         match self.acceptor.accept(self.server.connection_count(), self.now)? {
-            Some((socket, client)) => self.connect(socket, client.is_unix()),
+            Some((socket, client)) => self.connect(socket, client.as_socket()),
             None => Ok(()),
         }
     }
 
-    /// Adds a connection. The end of a Unix socket may be reached without an event.
-    fn connect(&mut self, socket: Socket, is_unix: bool) -> io::Result<()> {
+    /// Adds a connection. That of a Unix socket has no address.
+    fn connect(&mut self, socket: Socket, address: Option<SocketAddr>) -> io::Result<()> {
         let token = Token(self.server.vacant_key().index());
         let mut source = SourceFd(&socket.as_raw_fd());
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         self.poll.registry().register(&mut source, token, interest)?;
-        let connected = self.server.connect(socket, is_unix);
+        let connected = self.server.connect(socket, address);
         connected.map(|_| ()).map_err(|_| ErrorKind::OutOfMemory.into())
     }
 }

@@ -84,7 +84,7 @@ fn verbosity_comes_from_flags_and_environment() {
     let line = daemon.wait_for_log("listening on ");
     assert!(line.contains(" INFO ") && line.contains('T') && line.contains('Z'), "{line}");
     client.expect_service();
-    daemon.wait_for_log("DEBUG connection 0 opened");
+    daemon.wait_for_log("DEBUG connection 1 opened");
     let mut command = command(BEANSTALKD, &ON_LOOPBACK[1..]);
     command.env("RUST_LOG", "info");
     let line = Daemon::spawn(command).wait_for_log("listening on ");
@@ -98,7 +98,7 @@ fn requests_are_logged_at_trace_only() {
         let mut client = Client::connect(address);
         (0..requests).for_each(|_| client.expect_service());
         drop(client);
-        daemon.stop().lines().filter(|line| !line.contains("connection 0 closed")).count()
+        daemon.stop().lines().filter(|line| !line.contains("connection 1 closed")).count()
     };
     assert_eq!(lines_for("-VV", 1), lines_for("-VV", 100));
     assert_eq!(lines_for("-VVV", 1) + 99, lines_for("-VVV", 100));

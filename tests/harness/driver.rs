@@ -20,7 +20,7 @@ use beanstalkd::testing::{
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -268,6 +268,9 @@ const READABLE: Readiness = Readiness {
     reads_to_the_end: false,
 };
 
+/// The address of each client.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7)), 51_514);
+
 impl Driver {
     pub fn new(options: Options, now: Nanos) -> Driver {
         Driver::start(options, None, now).expect("there is no binlog")
@@ -308,7 +311,7 @@ impl Driver {
     pub fn connect(&mut self) -> Client {
         let wire = Rc::<RefCell<Wire>>::default();
         self.server.try_reserve_one().expect("a connection needs little memory");
-        let key = self.server.connect(Pipe(Rc::clone(&wire)), false);
+        let key = self.server.connect(Pipe(Rc::clone(&wire)), Some(ADDRESS));
         let key = key.expect("a connection needs little memory");
         self.by_key.insert(key, self.links.len());
         self.links.push(Link { key, wire, received: Vec::new(), made: Vec::new(), made_sent: 0 });
@@ -363,6 +366,11 @@ impl Driver {
 
     pub fn is_closed(&self, client: Client) -> bool {
         self.links[client].is_closed()
+    }
+
+    /// Returns the id of an open connection.
+    pub fn id(&self, client: Client) -> u64 {
+        self.links[client].key.id()
     }
 
     /// Returns the key of an open connection.

@@ -294,7 +294,7 @@ impl Simulation {
         let client = self.driver.connect();
         self.sockets.insert(number, Socket { client, ..Socket::default() });
         self.numbers.insert(client, number);
-        self.model.connect(number);
+        self.model.connect(number, self.driver.id(client), self.now());
         self.compare()
     }
 

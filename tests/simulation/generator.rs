@@ -77,7 +77,7 @@ const FLUSHES: [&str; 2] = ["flush-tube", "flush-buried"];
 const MALFORMED: &str = "put|delete|reserve-with-timeout|kick -1|kick \t+2x|statsx|quitting|peek-readyy|\
     pause-tubea 0|put 1 2 3|use -a|stats |reserve-with-timeout 2147483648|put 0 0 1 99999999999|\
     reserve |release 1 2|put 4294967296 0 1 0|delete 18446744073709551616|list-jobs|\
-    list-jobs a any 0|list-jobs a any 1001|list-jobs a an 1|list-jobs a any 1 |\
+    list-jobs a any 0|list-clients|list-clients 0|list-clients 1 0 |list-clients 1 a|list-jobs a any 1001|list-jobs a an 1|list-jobs a any 1 |\
     peek-batch a ready 1 1 1|reserve-batch|reserve-batch 0|reserve-batch 1 2147483648|\
     delete-batch |delete-batch 1 x|touch-allx|flush-tube  a|flush-buried -a|\
     put-in-tube a 0 0 1 |put 0 0 1 idp:a";
@@ -550,6 +550,15 @@ impl Generator {
                 let state = STATES[self.random.usize(..STATES.len())];
                 format!(" {}", if self.random.bool() { "any" } else { state })
             }
+            // The second one is that of a connection that is closed again and again.
+            Argument::AfterClient => match self.random.u8(..3) {
+                0 => " 0".to_owned(),
+                _ => format!(" {}", self.random.u64(..6)),
+            },
+            Argument::AnyTube => match self.random.bool() {
+                true => String::new(),
+                false => format!(" {}", self.tube()),
+            },
             Argument::After => match self.random.u8(..3) {
                 0 => String::new(),
                 1 => format!(" {}", self.random.u64(..=model.last_id)),

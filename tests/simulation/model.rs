@@ -116,7 +116,7 @@ pub struct Counts {
 pub enum State {
     Ready,
     Delayed { due: u64 },
-    Reserved { by: ClientNumber, deadline: u64, seq: u64 },
+    Reserved { by: ClientNumber, at: u64, deadline: u64, seq: u64 },
     Buried { seq: u64 },
 }
 
@@ -134,6 +134,9 @@ pub struct Tube {
 
 #[derive(Clone, Debug, Default)]
 pub struct Client {
+    /// The id that the server gives it.
+    id: u64,
+    opened_at: u64,
     used: Rc<str>,
     /// In the order of `list-tubes-watched`.
     watched: Vec<Rc<str>>,
@@ -243,7 +246,7 @@ impl Job {
     /// Returns the deadline and the number of the reservation, if the client has reserved the job.
     fn reserved_by(&self, client: ClientNumber) -> Option<(u64, u64)> {
         match self.state {
-            State::Reserved { by, deadline, seq } if by == client => Some((deadline, seq)),
+            State::Reserved { by, deadline, seq, .. } if by == client => Some((deadline, seq)),
             _ => None,
         }
     }
@@ -304,10 +307,12 @@ impl Model {
 
     // ---- Connections ----
 
-    pub fn connect(&mut self, number: ClientNumber) {
+    pub fn connect(&mut self, number: ClientNumber, id: u64, now: u64) {
         let default: Rc<str> = "default".into();
         let used = Rc::clone(&default);
-        let client = Client { used, watched: vec![default], ..Client::default() };
+        let opened_at = now.max(self.last_command_at);
+        let watched = vec![default];
+        let client = Client { id, opened_at, used, watched, ..Client::default() };
         self.clients.insert(number, client);
         self.total_connections += 1;
     }
@@ -630,7 +635,8 @@ impl Model {
     fn reserve(&mut self, id: u64, by: ClientNumber, now: u64) {
         let seq = self.next_seq();
         let job = self.job(id);
-        job.state = State::Reserved { by, deadline: now + u64::from(job.ttr) * SECOND, seq };
+        let deadline = now + u64::from(job.ttr) * SECOND;
+        job.state = State::Reserved { by, at: now, deadline, seq };
         job.counts.reserves += 1;
         self.note(id, false, now);
     }

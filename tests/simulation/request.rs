@@ -23,6 +23,8 @@ pub enum Argument {
     /// A tube, which other arguments follow or do not follow.
     Tube,
     LastTube,
+    /// A tube, or nothing.
+    AnyTube,
     /// A tube and a number of seconds. No space is required before and between them.
     Pause,
     /// Any job, a job that the client has reserved, or several jobs.
@@ -44,8 +46,9 @@ pub enum Argument {
     PageCount,
     Bound,
     State,
-    /// The id before a page, or nothing.
+    /// The id of a job or of a client before a page, or nothing.
     After,
+    AfterClient,
     Anything,
 }
 
@@ -216,8 +219,10 @@ impl<'l> Rest<'l> {
                     let word = self.word();
                     it.state = *STATES.iter().find(|state| state.as_bytes() == word.0)?;
                 }
-                Argument::After if self.0.is_empty() => {}
-                Argument::After => it.after = self.u64()?,
+                Argument::AnyTube if self.0.is_empty() => {}
+                Argument::AnyTube => it.tube = Some(self.first_name()?),
+                Argument::After | Argument::AfterClient if self.0.is_empty() => {}
+                Argument::After | Argument::AfterClient => it.after = self.u64()?,
                 Argument::Anything => _ = self.take_all(),
             }
         }

@@ -60,7 +60,7 @@ impl World for ModelWorld {
     fn connect(&mut self) -> Client {
         let client = self.clients.len();
         self.clients.push((Vec::new(), false));
-        self.model.connect(client);
+        self.model.connect(client, client as u64 + 1, self.now);
         client
     }
 

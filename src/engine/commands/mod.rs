@@ -11,7 +11,7 @@
 //! | [`reserve`] | `reserve`, `reserve-with-timeout`, `reserve-batch`, `reserve-job` |
 //! | [`change`] | commands for jobs that exist, and for tubes |
 //! | [`show`] | statistics, peeks, lists of tubes |
-//! | [`pages`] | `list-jobs`, `peek-batch` |
+//! | [`pages`] | `list-jobs`, `peek-batch`, `list-clients` |
 
 pub mod change;
 pub mod pages;
@@ -21,8 +21,8 @@ pub mod show;
 
 use super::conn::Conn;
 use super::protocol::parse::Argument::{
-    self, Anything, Bound, Count, Id, Ids, Name, Number, OptionalId, OptionalSeconds, Pause,
-    Seconds, State, Tag, Tube,
+    self, Anything, Bound, Count, Id, Ids, Name, Number, OptionalId, OptionalSeconds, OptionalTube,
+    Pause, Seconds, State, Tag, Tube,
 };
 use super::protocol::parse::{Args, LineTail};
 use super::protocol::reply::{Answer, Reply, Word};
@@ -69,7 +69,7 @@ const fn row(
 
 /// All commands. Those of `stats` come first, in the order of their lines there. A word comes after those that
 /// are prefixes of it.
-pub static COMMANDS: [Command; 33] = [
+pub static COMMANDS: [Command; 34] = [
     row("put ", &[Number, Number, Number, Number, Tag], InStats, put::put),
     row("peek ", &[Id], InStats, show::peek),
     row("peek-ready", &[], InStats, show::peek_ready),
@@ -102,6 +102,7 @@ pub static COMMANDS: [Command; 33] = [
     row("flush-buried ", &[Name], InMetrics, change::flush_buried),
     row("list-jobs ", &[Tube, State, Count, OptionalId], InMetrics, pages::list_jobs),
     row("peek-batch ", &[Tube, State, Count, OptionalId], InMetrics, pages::peek_batch),
+    row("list-clients ", &[Count, OptionalId, OptionalTube], InMetrics, pages::list_clients),
     row("reserve-job ", &[Id], Nowhere, reserve::reserve_job),
     row("kick-job ", &[Id], Nowhere, change::kick_job),
     row("quit", &[Anything], Nowhere, quit),
@@ -177,7 +178,7 @@ fn find(line: &[u8]) -> Option<usize> {
 
 /// Runs a line without its CR LF.
 pub fn run_line(c: &mut Conn, s: &mut Store, line: &[u8]) -> Answer {
-    trace!("connection {}: {}", c.index(), line.escape_ascii());
+    trace!("connection {}: {}", c.id(), line.escape_ascii());
     let Some(number) = find(line) else {
         let has_nul = text::find_byte(0, line).is_some();
         let word = if has_nul { Word::BadFormat } else { Word::UnknownCommand };
@@ -196,7 +197,7 @@ pub fn run_line(c: &mut Conn, s: &mut Store, line: &[u8]) -> Answer {
 #[cold]
 pub fn reject(c: &mut Conn, line: LineTail, word: Word) -> Answer {
     if line.is_http() {
-        debug!("connection {}: received an HTTP request; closing after the reply", c.index());
+        debug!("connection {}: received an HTTP request; closing after the reply", c.id());
         c.close_after_write();
         return Err(Word::UnknownCommand);
     }

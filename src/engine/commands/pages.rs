@@ -1,9 +1,11 @@
 //! `list-jobs` and `peek-batch`: pages of the jobs of a tube. A page for which many jobs must be
-//! compared is made in steps.
+//! compared is made in steps. `list-clients`: pages of connections.
+//!
+//! No handler knows other connections. A page with their facts is left to the server, as a [`Report`].
 
 pub use crate::engine::protocol::batch::Batch;
 
-use crate::engine::conn::{Conn, Steps};
+use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
@@ -11,7 +13,32 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::browse::{ScanStep, Selection, SelectionScan};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::Store;
+use crate::engine::text;
 use std::collections::TryReserveError;
+
+/// A page with facts of other connections, which the server writes.
+#[derive(Debug)]
+pub enum Report {
+    /// `list-jobs`: the jobs, and the id after which the next page begins, or 0.
+    Jobs(Vec<JobKey>, u64),
+    /// `list-clients`
+    Clients(ClientPage),
+}
+
+/// A `list-clients` that is being made.
+#[derive(Debug)]
+pub struct ClientPage {
+    /// The number of clients that may be added.
+    pub left: usize,
+    /// Only clients with higher ids are added.
+    pub after: u64,
+    /// The id of the last client that was added.
+    pub last: u64,
+    /// The name of the tube that they watch; empty for all clients.
+    pub tube: Box<str>,
+    /// The lines of clients.
+    pub lines: String,
+}
 
 /// At most this many pages are made in steps at the same time. Each takes up to 16 KiB.
 const MAX_SELECTIONS: usize = 256;
@@ -19,6 +46,19 @@ const MAX_SELECTIONS: usize = 256;
 /// `list-jobs <tube> <state> <count> [<after>]`
 pub fn list_jobs(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     begin(c, s, args, false)
+}
+
+/// `list-clients <count> [<after> [<tube>]]`
+pub fn list_clients(c: &mut Conn, _: &mut Store, args: &Args<'_>) -> Answer {
+    let (left, after) = (args.count(), args.second_id());
+    let tube = text::try_boxed(args.tube)?;
+    let page = ClientPage { left, after, last: 0, tube, lines: String::new() };
+    report(c, Report::Clients(page))
+}
+
+fn report(c: &mut Conn, report: Report) -> Answer {
+    c.doing = Doing::Report(Box::new(report));
+    Ok(Reply::Later)
 }
 
 /// `peek-batch <tube> <state> <count> [<after>]`
@@ -52,9 +92,7 @@ pub fn select_step(
         ScanStep::Jobs { keys, .. } if s.is_crowded_by(stats::longest_jobs_len(keys.len())) => {
             Err(Word::OutOfMemory)
         }
-        ScanStep::Jobs { keys, next } => {
-            Ok(Reply::Document(stats::jobs(&keys, next, &s.queue, s.now)?))
-        }
+        ScanStep::Jobs { keys, next } => report(c, Report::Jobs(keys, next)),
         ScanStep::NoTube => Err(Word::NotFound),
     }
 }

@@ -26,6 +26,8 @@ pub enum Argument {
     Name,
     /// The name of a tube up to the next space.
     Tube,
+    /// The name of a tube, or nothing for an empty one.
+    OptionalTube,
     /// A state of jobs.
     State,
     /// A number as C's `strtoul` parses it.
@@ -66,14 +68,17 @@ pub const LINE_MAX: usize = 224;
 /// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
 /// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
-/// The maximum length of a `put` or `put-in-tube` line with a tag, with its CR LF, in bytes. A line with
-/// a tube and a key of 200 bytes each and the largest numbers has 474.
+/// The maximum length of a `put` or `put-in-tube` line with a tag, and of a line of [`LISTS`], with its CR LF,
+/// in bytes. A line with a tube and a key of 200 bytes each and the largest numbers has 474.
 pub const TAGGED_LINE_MAX: usize = 512;
-/// The maximum number of jobs in a batch, or in a reply to `list-jobs` or `peek-batch`.
+/// The maximum number of jobs in a batch, or of jobs or clients in a page.
 pub const BATCH_MAX: usize = 1000;
 
 /// The word before the key of a unique job.
 const UNIQUE_WORD: &[u8] = b"idp:";
+
+/// The words of pages, whose lines may have a tube and two numbers.
+const LISTS: [&[u8]; 3] = [b"list-jobs ", b"list-clients ", b"peek-batch "];
 
 /// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes. A line of
 /// more than [`LINE_MAX`] is valid only if it [`may_be_long`].
@@ -82,15 +87,22 @@ pub fn line_max(input: &[u8]) -> usize {
         TAGGED_LINE_MAX
     } else if input.starts_with(b"delete-batch ") {
         DELETE_BATCH_LINE_MAX
+    } else if matches!(input, [b'l' | b'p', ..]) && is_list(input) {
+        TAGGED_LINE_MAX
     } else {
         LINE_MAX
     }
 }
 
+#[cold]
+fn is_list(line: &[u8]) -> bool {
+    LISTS.iter().any(|word| line.starts_with(word))
+}
+
 /// Returns whether this line, without its CR LF, may have more than [`LINE_MAX`] bytes with it.
 #[cold]
 pub fn may_be_long(line: &[u8]) -> bool {
-    line.starts_with(b"delete-batch ") || has_tag(line).is_some()
+    line.starts_with(b"delete-batch ") || is_list(line) || has_tag(line).is_some()
 }
 
 /// Returns something if a line is a put with valid numbers and the beginning of a tag.
@@ -136,7 +148,8 @@ impl<'a> Args<'a> {
                     args.tube = std::mem::take(&mut rest).name()?;
                     continue;
                 }
-                Argument::Tube => {
+                Argument::OptionalTube if rest.0.is_empty() => continue,
+                Argument::Tube | Argument::OptionalTube => {
                     args.tube = rest.tube()?;
                     continue;
                 }
@@ -449,13 +462,16 @@ mod tests {
     }
 
     #[test]
-    fn only_a_put_with_a_tag_and_delete_batch_may_be_long() {
+    fn only_puts_with_a_tag_delete_batch_and_pages_may_be_long() {
         for line in [
             "put 1 2 3 4 idp:a",
             "put 1 2 3 4 idp:",
             "put  1 2 3 0004   idp:-,",
             "put-in-tube a 1 2 3 4 idp:a idp:b",
             "delete-batch x",
+            "list-jobs x",
+            "list-clients x",
+            "peek-batch x",
         ] {
             assert!(may_be_long(line.as_bytes()), "{line}");
         }
@@ -467,6 +483,7 @@ mod tests {
             "puts 1 2 3 4 idp:a",
             "put 1 2 3 4",
             "use idp:a",
+            "list-tubes",
         ] {
             assert!(!may_be_long(line.as_bytes()), "{line}");
         }

@@ -6,15 +6,17 @@
 use crate::engine::binlog::Binlog;
 use crate::engine::binlog::record::Counts;
 use crate::engine::commands::{COMMANDS, Counted};
+use crate::engine::conn::Conn;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
-use crate::engine::queue::job::{Job, State};
+use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
+use std::net::SocketAddr;
 
 /// Properties of the process and its host, for `stats`.
 #[derive(Clone, Debug)]
@@ -126,12 +128,14 @@ pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, 
     Ok(text)
 }
 
-/// Returns the document of `list-jobs`. `next` is the id after which the next page begins, or 0.
+/// Returns the document of `list-jobs`. `next` is the id after which the next page begins, or 0. `entry_of`
+/// returns the entry of a reserved job.
 pub fn jobs(
     keys: &[JobKey],
     next: u64,
     queue: &Queue,
     now: Nanos,
+    entry_of: impl Fn(Holder) -> Option<ReservedEntry>,
 ) -> Result<String, TryReserveError> {
     let mut text = String::new();
     let len = longest_jobs_len(keys.len());
@@ -139,13 +143,55 @@ pub fn jobs(
     let end = if keys.is_empty() { " []\n" } else { "\n" };
     write!(text, "---\nnext: {next}\njobs:{end}").expect(STRING_WRITE);
     for &key in keys {
-        push_job_line(&mut text, &queue.jobs[key], queue, now);
+        let job = &queue.jobs[key];
+        push_job_line(&mut text, job, queue, now);
+        if let State::Reserved(holder) = job.state
+            && let Some(entry) = entry_of(holder)
+        {
+            text.push_str(", client: ");
+            text::push_decimal(&mut text, holder.by.id());
+            text.push_str(", held: ");
+            text::push_decimal(&mut text, now.since(entry.reserved_at).whole_secs());
+        }
+        text.push_str("}\n");
     }
     Ok(text)
 }
 
+/// Appends the line of `list-clients` with a client.
+pub fn push_client_line(
+    text: &mut String,
+    c: &Conn,
+    queue: &Queue,
+    now: Nanos,
+) -> Result<(), TryReserveError> {
+    headroom::leave(Headroom::Quarter, || text.try_reserve(LONGEST_CLIENT_LINE))?;
+    let (id, activity, age) = (c.id(), c.activity().name(), now.since(c.opened_at).whole_secs());
+    let (reserved, watching) = (c.client.held.len(), c.client.watching.len());
+    let using = &queue.tubes[c.client.used].name;
+    write!(text, "- {{id: {id}, address: \"").expect(STRING_WRITE);
+    match c.address {
+        // A client of IPv4 may come through a socket of IPv6.
+        Some(address) => {
+            write!(text, "{}", SocketAddr::new(address.ip().to_canonical(), address.port()))
+        }
+        None => write!(text, "unix"),
+    }
+    .expect(STRING_WRITE);
+    writeln!(
+        text,
+        "\", age: {age}, activity: {activity}, reserved: {reserved}, watching: {watching}, \
+         using: \"{using}\"}}"
+    )
+    .expect(STRING_WRITE);
+    Ok(())
+}
+
+/// The maximum length of such a line, in bytes.
+const LONGEST_CLIENT_LINE: usize = 448;
+
 /// The maximum length of a line of `list-jobs` with a job, in bytes.
-const LONGEST_JOB_LINE: usize = 320;
+const LONGEST_JOB_LINE: usize = 352;
 /// The maximum length of the lines before those of the jobs, in bytes.
 const LONGEST_HEAD: usize = 64;
 
@@ -154,7 +200,7 @@ pub fn longest_jobs_len(count: usize) -> usize {
     LONGEST_HEAD + count * LONGEST_JOB_LINE
 }
 
-/// Appends the line of a job. A reply has up to 1,000 lines, so they are not formatted by `write!`,
+/// Appends the line of a job, without its end. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
 fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
@@ -178,7 +224,6 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
         text.push_str(name);
         text::push_decimal(text, number);
     }
-    text.push_str("}\n");
 }
 
 /// Returns the name of the state of a job.

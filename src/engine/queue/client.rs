@@ -129,7 +129,8 @@ impl Queue {
         let deadline = self.jobs[key].due;
         let seq = self.next_reserve_seq;
         self.next_reserve_seq = seq.wrapping_add(1);
-        client.held.insert(ReservedEntry { deadline, seq, job: key }, &mut self.jobs);
+        let entry = ReservedEntry { deadline, reserved_at: now, seq, job: key };
+        client.held.insert(entry, &mut self.jobs);
         self.conn_timers.set_no_later_than(client.key, deadline.max(now));
     }
 

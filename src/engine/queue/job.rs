@@ -154,6 +154,8 @@ impl OrderedBy for Nanos {
 pub struct ReservedEntry {
     /// The end of the TTR.
     pub deadline: Nanos,
+    /// The time of the reservation.
+    pub reserved_at: Nanos,
     /// The number of reservations before this one. It wraps, so it is compared with that of the next one.
     pub seq: u32,
     pub job: JobKey,

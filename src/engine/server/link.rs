@@ -1,6 +1,6 @@
 //! A connection with its stream: bytes in and out.
 
-use crate::engine::conn::Conn;
+use crate::engine::conn::{Conn, Doing};
 use crate::engine::limits::Limits;
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
@@ -69,6 +69,7 @@ impl<S> Link<S> {
         (self.seen.is_writable && c.output.sendable_len() > 0)
             || (self.seen.is_readable && c.can_read(s))
             || (c.has_backlog && c.can_run(s))
+            || matches!(c.doing, Doing::Report(_))
     }
 }
 

@@ -24,9 +24,11 @@
 //! | [`link`] | a connection with its stream: reads and writes |
 //! | [`sending`] | the end of an iteration: replies are sent, connections closed |
 //! | [`reading`] | replies whose bodies come from the disk |
+//! | [`report`] | replies that show other connections |
 
 mod link;
 mod reading;
+mod report;
 mod sending;
 
 pub use link::Readiness;
@@ -56,6 +58,7 @@ use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::hint::black_box;
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::ops::Range;
 
 /// The queue and the connections of one server.
@@ -188,19 +191,20 @@ impl<S> Server<S> {
     }
 
     /// Adds a connection, after [`Server::try_reserve_one`]. On an error the caller rejects the client.
-    /// The end of a stream that `reads_to_the_end` may be reached without an event.
+    /// The address of a Unix socket is `None`: its end may be reached without an event.
     pub fn connect(
         &mut self,
         stream: S,
-        reads_to_the_end: bool,
+        address: Option<SocketAddr>,
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
         let client = headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
-        let link = Link::new(stream, Conn::new(client), reads_to_the_end);
+        let conn = Conn::new(client, address, self.store.moment());
+        let link = Link::new(stream, conn, address.is_none());
         self.links.insert(Slot::Open(Box::new(link)));
         self.store.total_connections += 1;
         self.store.connections += 1;
-        debug!("connection {} opened", key.index());
+        debug!("connection {} opened", key.id());
         Ok(key)
     }
 
@@ -221,8 +225,8 @@ impl<S> Server<S> {
         }
         let Slot::Open(mut link) = self.links.remove(key.index()) else { return };
         match why {
-            Some(error) => debug!("connection {} lost: {error}", key.index()),
-            None => debug!("connection {} closed", key.index()),
+            Some(error) => debug!("connection {} lost: {error}", key.id()),
+            None => debug!("connection {} closed", key.id()),
         }
         let s = &mut self.store;
         link.conn.cancel(s);
@@ -670,7 +674,9 @@ impl<S: Read + Write> Server<S> {
             s.budget.begin_share();
             read = link.read(s, scratch, *read_len, clock);
         }
-        let goes_on = link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_));
+        let goes_on =
+            link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_) | Doing::Report(_));
+        self.report(key);
         self.deliver_and_charge_share();
         match read {
             Ok(()) if goes_on => self.go_on(key),
@@ -691,6 +697,7 @@ impl<S: Read + Write> Server<S> {
             may_run
         };
         while self.with(key, resume) == Some(true) {
+            self.report(key);
             self.deliver_and_charge_share();
         }
         if link_of(&mut self.links, key)

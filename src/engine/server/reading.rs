@@ -128,7 +128,7 @@ impl<S> Server<S> {
     fn wanted(&self, key: ConnKey) -> &WantedBodies {
         match self.conn_ref(key).map(|c| &c.doing) {
             Some(Doing::Bodies(wanted)) => wanted,
-            _ => unreachable!("connection {} does not wait for bodies", key.index()),
+            _ => unreachable!("connection {} does not wait for bodies", key.id()),
         }
     }
 
@@ -231,7 +231,7 @@ enum Turn {
 
 fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
     let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
-        unreachable!("connection {} does not wait for bodies", c.index())
+        unreachable!("connection {} does not wait for bodies", c.id())
     };
     wanted
 }

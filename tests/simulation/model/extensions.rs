@@ -2,15 +2,16 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::{Argument, Arguments, Command};
-use super::{Batch, Call, Change, ClientNumber, Flush, Job, Model, SECOND, State};
+use super::{Batch, Call, Change, Client, ClientNumber, Flush, Job, Model, SECOND, State};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
-pub const EXTENSIONS: [Command; 8] = {
+pub const EXTENSIONS: [Command; 9] = {
     use Argument::{
-        After, BatchCount, Delay, Ids, LastTube, Len, PageCount, Pri, State, Tag, Ttr, Tube, Wait,
+        After, AfterClient, AnyTube, BatchCount, Delay, Ids, LastTube, Len, PageCount, Pri, State,
+        Tag, Ttr, Tube, Wait,
     };
     [
         Command::new("put-in-tube", 40, &[Tube, Pri, Delay, Ttr, Len, Tag], Model::begin_put),
@@ -24,6 +25,7 @@ pub const EXTENSIONS: [Command; 8] = {
             it.flush_tube(call, arguments.tube(), |job| job.buried_in(&job.tube).is_some());
         }),
         Command::new("peek-batch", 10, &[Tube, State, PageCount, After], Model::peek_batch),
+        Command::new("list-clients", 10, &[PageCount, AfterClient, AnyTube], Model::list_clients),
         Command::new("list-jobs", 15, &[Tube, State, PageCount, After], Model::list_jobs),
     ]
 };
@@ -73,6 +75,22 @@ impl Model {
         ids.truncate(page.count);
         let next = if has_more { ids[page.count - 1] } else { 0 };
         Some((ids, next))
+    }
+
+    pub(super) fn list_clients(&mut self, call: &Call<'_>, page: &Arguments) {
+        let tube = page.tube.as_deref();
+        if tube.is_some_and(|tube| self.find_tube(tube).is_none()) {
+            return self.reply(call.by, "NOT_FOUND");
+        }
+        let watches = |it: &Client| tube.is_none_or(|tube| it.watches(tube));
+        let listed = self.clients.iter().filter(|(_, it)| it.id > page.after && watches(it));
+        let mut listed: Vec<(u64, ClientNumber)> =
+            listed.map(|(number, it)| (it.id, *number)).collect();
+        listed.sort_unstable();
+        let has_more = listed.len() > page.count;
+        listed.truncate(page.count);
+        let next = listed.last().filter(|_| has_more).map_or(0, |(id, _)| *id);
+        self.reply_clients(call, &listed, next);
     }
 
     // ---- Flush ----

@@ -35,8 +35,12 @@ const CR_LF: &[u8] = b"\r\n";
 const LINE_LIMIT: usize = 224;
 /// The same for `delete-batch`.
 const DELETE_BATCH_LINE_LIMIT: usize = 21_015;
-/// The same for a put with a tag.
+/// The same for a put with a tag, and for a list.
 const TAGGED_LINE_LIMIT: usize = 512;
+
+fn is_list(line: &[u8]) -> bool {
+    [&b"list-jobs "[..], b"list-clients ", b"peek-batch "].iter().any(|word| line.starts_with(word))
+}
 
 impl Model {
     /// Returns whether the client has sent a complete line or body, and the server may use it, or
@@ -74,7 +78,7 @@ impl Client {
                 let used = len + CR_LF.len();
                 let limit = match &line {
                     line if line.starts_with(b"delete-batch ") => DELETE_BATCH_LINE_LIMIT,
-                    line if is_tagged_put(line) => TAGGED_LINE_LIMIT,
+                    line if is_tagged_put(line) || is_list(line) => TAGGED_LINE_LIMIT,
                     _ => LINE_LIMIT,
                 };
                 let is_too_long = used > limit;

@@ -1,7 +1,10 @@
 //! Replies and documents, and the values in them that BEHAVIOUR.md leaves open.
 
 use super::super::request::Arguments;
-use super::{BodyReply, Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Tube};
+use super::input::Expects;
+use super::{
+    BodyReply, Call, Client, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Tube,
+};
 use crate::harness::reply::frame;
 use std::rc::Rc;
 use std::str::FromStr;
@@ -68,15 +71,74 @@ impl Model {
             let (state, time_left) = job.shown_state(call.now);
             let Job { id, pri, delay, ttr, .. } = job;
             let age = shown_age(job, call.now, || call.seen_in_list(*id, "age"));
+            let holder = match job.state {
+                State::Reserved { by, at, .. } => {
+                    let held = shown_secs(at, call.now, || call.seen_in_list(*id, "held"));
+                    format!(", client: {}, held: {held}", self.client_id(by))
+                }
+                _ => String::new(),
+            };
             let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
             text += &format!(
                 "- {{id: {id}, state: {state}, pri: {pri}, age: {age}, delay: {delay}, ttr: {ttr}, \
                  time-left: {time_left}, bytes: {}, reserves: {reserves}, timeouts: {timeouts}, \
-                 releases: {releases}, buries: {buries}, kicks: {kicks}}}\n",
+                 releases: {releases}, buries: {buries}, kicks: {kicks}{holder}}}\n",
                 job.body.len()
             );
         }
         self.reply_document(call, &text);
+    }
+
+    pub(super) fn reply_clients(
+        &mut self,
+        call: &Call<'_>,
+        clients: &[(u64, ClientNumber)],
+        next: u64,
+    ) {
+        let mut text = format!("---\nnext: {next}\n");
+        text += if clients.is_empty() { "clients: []\n" } else { "clients:\n" };
+        for &(id, number) in clients {
+            let Client { used, watched, opened_at, .. } = &self.clients[&number];
+            let age = shown_secs(*opened_at, call.now, || call.seen_in_list(id, "age"));
+            let activity = self.activity(number, call);
+            let reserved = self.jobs.iter().filter(|it| it.reserved_by(number).is_some()).count();
+            text += &format!(
+                "- {{id: {id}, address: \"10.0.0.7:51514\", age: {age}, activity: {activity}, \
+                 reserved: {reserved}, watching: {}, using: \"{used}\"}}\n",
+                watched.len()
+            );
+        }
+        self.reply_document(call, &text);
+    }
+
+    fn activity(&self, number: ClientNumber, call: &Call<'_>) -> &'static str {
+        let client = &self.clients[&number];
+        let is_busy = number == call.by
+            || !client.input.is_empty()
+            || !matches!(client.expects, Expects::Line)
+            || client.has_batch()
+            || client.step.is_some()
+            || self.is_flushing(number)
+            || self.is_reading(number);
+        if client.is_closing {
+            "closing"
+        } else if !client.output.is_empty() {
+            "sending"
+        } else if self.is_waiting(number) {
+            "waiting"
+        } else if is_busy {
+            "receiving"
+        } else {
+            "idle"
+        }
+    }
+
+    /// Returns the id of a client, also of one that is being closed.
+    fn client_id(&self, number: ClientNumber) -> u64 {
+        let mut closing = self.closing.iter();
+        let open = self.clients.get(&number);
+        let client = open.or_else(|| closing.find(|(own, _)| *own == number).map(|(_, it)| it));
+        client.expect("a client has reserved the job").id
     }
 
     pub(super) fn stats_tube(&mut self, call: &Call<'_>, it: &Arguments) {
@@ -252,13 +314,17 @@ const MAX_LATER_NS: u64 = 100_000;
 /// The engine gives the commands of an iteration moments that differ by a nanosecond, so that a job may
 /// be created a little later than in the model.
 fn shown_age(job: &Job, now: u64, shows: impl FnOnce() -> u64) -> u64 {
-    let lived = now.saturating_sub(job.created);
-    let age = lived / SECOND;
-    let may_be_less = age > 0 && lived % SECOND < MAX_LATER_NS;
-    match (job.is_age_unknown || may_be_less).then(shows) {
-        Some(shown) if job.is_age_unknown || shown + 1 == age => shown,
-        _ => age,
-    }
+    if job.is_age_unknown { shows() } else { shown_secs(job.created, now, shows) }
+}
+
+/// Returns the seconds since a moment, or one less if the server `shows` that and the moment may have been a
+/// little later.
+fn shown_secs(since: u64, now: u64, shows: impl FnOnce() -> u64) -> u64 {
+    let passed = now.saturating_sub(since);
+    let secs = passed / SECOND;
+    let may_be_less = secs > 0 && passed % SECOND < MAX_LATER_NS;
+    let is_less = may_be_less && shows() + 1 == secs;
+    if is_less { secs - 1 } else { secs }
 }
 
 fn leading_number<T: FromStr>(bytes: &[u8]) -> Option<T> {

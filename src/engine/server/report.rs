@@ -1,0 +1,92 @@
+//! Replies that show other connections: `list-clients`, and the holders of jobs in `list-jobs`.
+//!
+//! A handler has its own connection only, so the server makes these replies, right after the visit. A page
+//! of many clients is made in steps, one in each visit.
+
+use super::{Server, Slot, link_of};
+use crate::engine::commands::pages::{ClientPage, Report};
+use crate::engine::conn::Doing;
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::ConnKey;
+use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::protocol::stats;
+use crate::engine::queue::job::Holder;
+use crate::engine::store::Store;
+
+/// A step looks at this many connections, in less than 0.1 ms.
+const CONNECTIONS_PER_STEP: usize = 256;
+/// The maximum length of the lines before those of clients, in bytes.
+const HEAD_MAX: usize = 64;
+/// Looking at this many connections is one unit of work.
+const CONNECTIONS_PER_WORK: usize = 2;
+
+impl<S> Server<S> {
+    /// Makes the reply of a connection that shows others, or a part of it.
+    pub(super) fn report(&mut self, key: ConnKey) {
+        let Some(link) = link_of(&mut self.links, key) else { return };
+        let Doing::Report(report) = &mut link.conn.doing else { return };
+        let mut report = std::mem::replace(&mut **report, Report::Jobs(Vec::new(), 0));
+        let answer = match &mut report {
+            Report::Jobs(keys, next) => {
+                let s = &self.store;
+                let entry_of = |Holder { by, index }: Holder| {
+                    Some(self.links.get(by.index())?.client().held.at(index))
+                };
+                stats::jobs(keys, *next, &s.queue, s.now, entry_of)
+                    .map(Reply::Document)
+                    .map_err(Word::from)
+            }
+            Report::Clients(page) => self.list_clients(page),
+        };
+        self.with(key, |c, s| match answer {
+            Ok(Reply::Later) => c.doing = Doing::Report(Box::new(report)),
+            answer => {
+                c.doing = Doing::Line;
+                c.answer_later(s, answer);
+            }
+        });
+    }
+
+    /// Looks at the next connections of a page.
+    fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
+        let s = &mut self.store;
+        s.budget.charge_share(CONNECTIONS_PER_STEP / CONNECTIONS_PER_WORK);
+        let tube = s.queue.tubes.find(&page.tube);
+        if tube.is_none() && !page.tube.is_empty() {
+            return Err(Word::NotFound);
+        }
+        let first = usize::try_from(page.after).unwrap_or(usize::MAX).min(self.links.capacity());
+        let end = (first + CONNECTIONS_PER_STEP).min(self.links.capacity());
+        for index in first..end {
+            let Some(Slot::Open(link)) = self.links.get(index) else { continue };
+            let c = &link.conn;
+            if tube.is_some_and(|tube| s.queue.find_watch(c.key, tube).is_none()) {
+                continue;
+            }
+            if page.left == 0 {
+                return page_of(page, page.last, s);
+            }
+            stats::push_client_line(&mut page.lines, c, &s.queue, s.now)?;
+            (page.left, page.last) = (page.left - 1, c.id());
+        }
+        page.after = end as u64;
+        if end < self.links.capacity() {
+            return Ok(Reply::Later);
+        }
+        page_of(page, 0, s)
+    }
+}
+
+/// Returns the reply with these lines. `next` is the id after which the next page begins, or 0.
+fn page_of(page: &ClientPage, next: u64, s: &Store) -> Answer {
+    let len = page.lines.len() + HEAD_MAX;
+    if s.is_crowded_by(len) {
+        return Err(Word::OutOfMemory);
+    }
+    let mut text = String::new();
+    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
+    let end = if page.lines.is_empty() { " []\n" } else { "\n" };
+    text += &format!("---\nnext: {next}\nclients:{end}");
+    text += &page.lines;
+    Ok(Reply::Document(text))
+}
