@@ -7,7 +7,7 @@
 //! The algorithm is that of J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF". The
 //! standard library has only its variant with 64 bits, and no way to choose the secret.
 
-use crate::engine::collections::chains::low_half;
+use crate::engine::collections::chains::{low_half, mix};
 use siphasher::sip128::{Hash128, Hasher128, SipHasher24};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -18,6 +18,14 @@ pub struct Digest(pub [u32; 4]);
 /// The secret with which digests are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Secret(pub [u64; 2]);
+
+/// The group of a job, as a hash of its key, and the limit that its put has named. The others of the group
+/// may have other limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Con {
+    pub group: u64,
+    pub limit: u32,
+}
 
 impl Secret {
     /// Returns a random secret: hashes with the random keys of [`RandomState`].
@@ -32,6 +40,13 @@ impl Secret {
         self.digest_of(&[tube.as_bytes(), b" ", key])
     }
 
+    /// Returns the digest of a key that stands alone.
+    pub fn hash(self, key: &[u8]) -> u64 {
+        let mut hasher = SipHasher24::new_with_keys(self.0[0], self.0[1]);
+        hasher.write(key);
+        hasher.finish128().h1
+    }
+
     fn digest_of(self, parts: &[&[u8]]) -> Digest {
         let mut hasher = SipHasher24::new_with_keys(self.0[0], self.0[1]);
         parts.iter().for_each(|part| hasher.write(part));
@@ -41,6 +56,16 @@ impl Secret {
 }
 
 impl Digest {
+    /// Returns what a job without a key has instead of a digest. Each job has another hash.
+    pub fn none(id: u64) -> Digest {
+        Digest([low_half(mix(id)), 0, 0, 0])
+    }
+
+    /// Returns whether this is the digest of no key. By chance a key has it with a probability of 2^-96.
+    pub fn is_none(self) -> bool {
+        self.0[1..] == [0; 3]
+    }
+
     /// Returns the hash for a [`HashSlab`](crate::engine::collections::chains::HashSlab).
     pub fn hash(self) -> u32 {
         self.0[0]

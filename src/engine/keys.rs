@@ -3,6 +3,8 @@
 //! A key is valid until its object is removed. Then the number is reused. Job ids are not keys:
 //! clients store them, so they are never reused.
 
+use std::num::NonZero;
+
 /// A number that no key has. That of a default key is 0.
 pub const NIL: u32 = u32::MAX;
 
@@ -77,6 +79,25 @@ impl ConnKey {
     /// Returns the number by which clients and log lines name the connection, from 1 on.
     pub fn id(self) -> u64 {
         u64::from(self.0) + 1
+    }
+}
+
+/// A job in its group. It is not 0, so that a slot with one needs no mark that it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberKey(NonZero<u32>);
+
+impl MemberKey {
+    /// Stands for the key of a job without a group.
+    pub const NONE: MemberKey = MemberKey(NonZero::<u32>::MAX);
+}
+
+impl Key for MemberKey {
+    fn from_number(number: u32) -> MemberKey {
+        MemberKey(NonZero::<u32>::MIN.saturating_add(number))
+    }
+
+    fn number(self) -> u32 {
+        self.0.get() - 1
     }
 }
 

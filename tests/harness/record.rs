@@ -1,7 +1,7 @@
 //! Records of the binlog as bytes, written from the description of the format and not with the
 //! server's code: an error that its writer and its reader share would not be seen.
 //!
-//! The description is that of `engine/binlog/record.rs` and `key_record.rs`, and of C beanstalkd.
+//! The description is that of `engine/binlog/record.rs`, and of C beanstalkd.
 
 /// The version at the head of a file.
 pub const VERSION_7: [u8; 4] = 7_i32.to_ne_bytes();

@@ -46,8 +46,9 @@ struct Profile {
     iteration_ends: u8,
     pieces: u8,
     malformed: u8,
-    /// How many puts in a hundred have a key.
+    /// How many puts in a hundred have a key, and how many one of `con:`.
     keys: u8,
+    cons: u8,
     /// The longest usual TTR and delay, in seconds.
     ttr: u32,
     delay: u32,
@@ -158,7 +159,7 @@ impl Generator {
         let it = &mut generator.profile;
         it.commands.retain(|(it, _)| !EXTENSIONS.iter().any(|extension| extension.word == it.word));
         (it.has_large_bodies, it.is_deep) = (false, false);
-        (it.iteration_ends, it.pieces, it.keys) = (0, 0, 0);
+        (it.iteration_ends, it.pieces, it.keys, it.cons) = (0, 0, 0, 0);
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
         (it.acknowledgements, it.ends) = (0, 0);
@@ -313,7 +314,10 @@ impl Generator {
     fn crash(&mut self) -> Crash {
         let power_cut = self.random.bool().then(|| self.random.u64(..));
         let flipped_bits = if self.random.u8(..6) == 0 { self.random.u32(1..4) } else { 0 };
-        Crash { power_cut, flipped_bits }
+        // The keys of jobs may be lost then, although the jobs are there.
+        let loses_keys = self.profile.cons > 0;
+        let power_cut = power_cut.filter(|_| !loses_keys);
+        Crash { power_cut, flipped_bits: if loses_keys { 0 } else { flipped_bits } }
     }
 
     // ---- Commands ----
@@ -457,8 +461,30 @@ impl Generator {
         bytes.extend_from_slice(if self.random.u8(..60) == 0 { b"xx" } else { b"\r\n" });
     }
 
-    /// The key of a unique job, if it has one. There are few keys, so that jobs have the same.
+    /// The keys of a job, if it has some.
     fn tag(&mut self) -> String {
+        if self.profile.cons == 0 {
+            return self.unique_tag();
+        }
+        let mut tags = [self.unique_tag(), self.con_tag()];
+        self.random.shuffle(&mut tags);
+        tags.concat()
+    }
+
+    fn con_tag(&mut self) -> String {
+        if self.random.u8(..100) >= self.profile.cons {
+            return String::new();
+        }
+        let key = self.random.u8(..4);
+        match self.random.u8(..4) {
+            0 => format!("  con:con-{key}:{}", self.random.u32(1..4)),
+            1 => format!(" con:con-{key}:2"),
+            _ => format!(" con:con-{key}"),
+        }
+    }
+
+    /// The key of a unique job, if it has one. There are few keys, so that jobs have the same.
+    fn unique_tag(&mut self) -> String {
         if self.random.u8(..100) >= self.profile.keys {
             return String::new();
         }
@@ -690,7 +716,7 @@ fn is_parsed_alike(bytes: &[u8]) -> bool {
         |line: &[u8]| line.len() < 200 && !line[..line.len().max(1) - 1].contains(&b'\r');
     let is_other = ["reserve", "release", "pause-tube", "quit", " HTTP/"].into_iter().any(has);
     let is_extension =
-        ["-batch", "-all", "-jobs", "-in-tube", "flush-", "idp:"].into_iter().any(has);
+        ["-batch", "-all", "-jobs", "-in-tube", "flush-", "idp:", "con:"].into_iter().any(has);
     lines.into_iter().all(is_sound) && !is_other && !is_extension
 }
 
@@ -781,6 +807,13 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
     }
     let has_large_bodies = !is_deep && random.u8(..24) == 0;
     let may_lack_space = has_binlog && setup.bury_after.is_none();
+    // A draw that changes no other one.
+    let cons = [0, 0, 0, 30, 80][random.clone().usize(..5)];
+    if cons > 0 {
+        // Several groups have a free slot at once after a flush, in no order.
+        let flushes = weights.iter_mut().filter(|(it, _)| FLUSHES.contains(&it.word));
+        flushes.for_each(|(_, weight)| *weight = 0);
+    }
     Profile {
         clients: random.usize(1..=9),
         jobs: random.usize(if is_deep { DEEP_JOBS } else { 3..50 }),
@@ -792,6 +825,7 @@ fn profile(random: &mut fastrand::Rng, setup: &Setup) -> Profile {
         pieces: [0, 5, 20, 80][random.usize(..4)],
         malformed: [0, 3, 10, 30][random.usize(..4)],
         keys: [0, 10, 50, 90][random.usize(..4)],
+        cons,
         ttr: [3, 3, 10, 1_000][random.usize(..4)],
         delay: [3, 10, 1_000][random.usize(..3)],
         commands: weights,

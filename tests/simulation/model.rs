@@ -27,7 +27,7 @@ mod steps;
 
 pub use commands::COMMANDS;
 pub use extensions::EXTENSIONS;
-pub use keys::{JobKey, KeptKey};
+pub use keys::{Con, JobKey, KeptKey};
 
 /// A client, by the number that the history gives it.
 pub type ClientNumber = usize;
@@ -99,6 +99,7 @@ pub struct Job {
     /// The clock was set in such a way that `created` is one of several possible times.
     pub is_age_unknown: bool,
     pub key: Option<JobKey>,
+    pub con: Option<Con>,
     /// The last change, among all events.
     pub changed: u64,
 }
@@ -574,7 +575,7 @@ impl Model {
     /// paused.
     fn first_ready(&self, is_wanted: impl Fn(&str) -> bool) -> Option<u64> {
         let is_open = |name: &str| self.find_tube(name).is_some_and(|tube| tube.pause.is_none());
-        let ready = self.jobs.iter().filter(|job| job.state == State::Ready);
+        let ready = self.jobs.iter().filter(|job| self.can_be_reserved(job));
         let wanted = ready.filter(|job| is_wanted(&job.tube) && is_open(&job.tube));
         wanted.min_by_key(|job| (job.pri, job.id)).map(|job| job.id)
     }
@@ -629,7 +630,13 @@ impl Model {
         let job = self.job(id);
         job.state = State::Ready;
         let tube = Rc::clone(&job.tube);
-        self.serve_waiters(&tube, now);
+        // The others of its tube are known already.
+        if let Some((waiter, first)) = self.next_served(&tube)
+            && first == id
+        {
+            self.serve_waiter(waiter, id, now);
+        }
+        self.serve_unblocked(now);
     }
 
     fn reserve(&mut self, id: u64, by: ClientNumber, now: u64) {
@@ -648,6 +655,7 @@ impl Model {
         if state == State::Ready {
             self.make_ready(id, now);
         }
+        self.serve_unblocked(now);
     }
 
     fn note(&mut self, id: u64, is_logged: bool, at: u64) {

@@ -2,7 +2,7 @@
 //! the engine. [`COMMANDS`] and [`EXTENSIONS`] have one row for each command. The parser, the model
 //! and the generator go by it.
 
-use super::model::{COMMANDS, Call, EXTENSIONS, JobKey, Model};
+use super::model::{COMMANDS, Call, Con, EXTENSIONS, JobKey, Model};
 
 /// A row of the table.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub enum Malformed {
 pub enum PutTag {
     #[default]
     None,
-    Key(JobKey),
+    Keys(Option<JobKey>, Option<Con>),
     Wrong,
 }
 
@@ -159,7 +159,7 @@ pub fn is_tagged_put(line: &[u8]) -> bool {
     let has_arguments =
         (!has_tube || rest.first_name().is_some()) && (0..4).all(|_| rest.u32().is_some());
     rest.spaces();
-    has_arguments && rest.0.starts_with(b"idp:")
+    has_arguments && (rest.0.starts_with(b"idp:") || rest.0.starts_with(b"con:"))
 }
 
 /// Parses a number like strtoul(3), truncated to 32 bits.
@@ -206,7 +206,7 @@ impl<'l> Rest<'l> {
                 Argument::Ttr => it.ttr = self.u32()?,
                 Argument::Len => it.len = self.u32()?,
                 Argument::Tag if self.0.is_empty() => {}
-                Argument::Tag => it.tag = self.take_all().tag().map_or(PutTag::Wrong, PutTag::Key),
+                Argument::Tag => it.tag = self.take_all().tags().unwrap_or(PutTag::Wrong),
                 Argument::Timeout => {
                     it.secs = Some(self.timeout()?);
                     self.take_all();
@@ -278,22 +278,36 @@ impl<'l> Rest<'l> {
         Rest(word)
     }
 
-    /// Takes spaces, a key and seconds up to the end.
-    fn tag(mut self) -> Option<JobKey> {
-        if self.0.first() != Some(&b' ') {
-            return None;
-        }
-        let word = self.word();
-        let words: Vec<&[u8]> = word.0.strip_prefix(b"idp:")?.split(|&byte| byte == b':').collect();
-        let ttl = match words[..] {
-            [_] => 0,
-            [_, digits] if digits.iter().all(u8::is_ascii_digit) => {
-                str::from_utf8(digits).ok()?.parse().ok()?
+    /// Takes spaces, keys and their numbers up to the end.
+    fn tags(mut self) -> Option<PutTag> {
+        let (mut unique, mut con) = (None, None);
+        while !self.0.is_empty() {
+            if self.0.first() != Some(&b' ') {
+                return None;
             }
-            _ => return None,
-        };
-        let key = Rest(words[0]).name()?.into();
-        self.0.is_empty().then_some(JobKey { key, ttl, is_unsure: false })
+            let word = self.word();
+            let (kind, tag) = word.0.split_at_checked(4)?;
+            let words: Vec<&[u8]> = tag.split(|&byte| byte == b':').collect();
+            let key = Rest(words[0]).name()?.into();
+            let number: Option<u32> = match words[..] {
+                [_] => None,
+                [_, digits] if digits.iter().all(u8::is_ascii_digit) => {
+                    Some(str::from_utf8(digits).ok()?.parse().ok()?)
+                }
+                _ => return None,
+            };
+            match kind {
+                b"idp:" if unique.is_none() => {
+                    let ttl = number.unwrap_or(0);
+                    unique = Some(JobKey { key, ttl, is_unsure: false });
+                }
+                b"con:" if con.is_none() && number != Some(0) => {
+                    con = Some(Con { key, limit: number.unwrap_or(1) });
+                }
+                _ => return None,
+            }
+        }
+        Some(PutTag::Keys(unique, con))
     }
 
     /// Takes a tube name that other arguments follow.

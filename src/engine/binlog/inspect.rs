@@ -15,7 +15,7 @@ use super::record::KeyRecord;
 use super::record::{
     Content, FILE_HEAD_LEN, Fields, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
 };
-use crate::engine::digest::Digest;
+use crate::engine::digest::{Con, Digest};
 use crate::engine::text::CR_LF;
 use crate::engine::text::{Base64, JsonText};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -63,7 +63,7 @@ struct Job {
     place: (usize, u64),
     /// The length of its full record in bytes, with that of its key.
     len: u64,
-    key: Option<Digest>,
+    key: Option<KeyRecord>,
     tube: Rc<str>,
     /// The number of flushes before its last record.
     since: u32,
@@ -217,7 +217,7 @@ impl Survey {
             }
             Content::Job(fields) if !tube.is_empty() => {
                 let len = len + key.map_or(0, |_| SHORT_LEN as u64);
-                let (place, key) = ((self.files.len() - 1, offset), key.map(|key| key.digest));
+                let place = (self.files.len() - 1, offset);
                 let job = Job { place, len, key, tube: Rc::from(tube), since, fields };
                 self.jobs.insert(fields.id, job);
             }
@@ -349,8 +349,14 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
          \"delay\":{delay_secs},\"ttr\":{ttr_secs},\"created_at_ns\":{}",
         created_at.as_nanos()
     )?;
-    if let Some(Digest([a, b, c, d])) = job.key {
-        write!(out, ",\"key\":\"{a:08x}{b:08x}{c:08x}{d:08x}\"")?;
+    if let Some(KeyRecord { digest, con, .. }) = job.key {
+        let Digest([a, b, c, d]) = digest;
+        if !digest.is_none() {
+            write!(out, ",\"key\":\"{a:08x}{b:08x}{c:08x}{d:08x}\"")?;
+        }
+        if let Some(Con { group, limit }) = con {
+            write!(out, ",\"con\":\"{group:016x}\",\"limit\":{limit}")?;
+        }
     }
     if state == RecordState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;

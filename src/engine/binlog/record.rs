@@ -42,7 +42,7 @@
 //! removed before older ones: the first where other records have the creation of the job, the last in the
 //! place of the due moment. C beanstalkd skips it.
 //!
-//! The record of the key of a unique job is a short record with an id that no job has. C beanstalkd skips it.
+//! The record of the keys of a job, unique or of a group, is a short record with an id that no job has. C beanstalkd skips it.
 //! In the place of the fields of a job it has:
 //!
 //! | field | content |
@@ -50,8 +50,9 @@
 //! | priority | for how many seconds the key is kept after the delete of the job |
 //! | delay, TTR | the secret with which the digest was made |
 //! | when the job was put | the id of the job |
-//! | when the job is due | until when the key of a deleted job is kept, since 1970; 0 while there is the job |
-//! | the first four counts | the digest of the tube and the key |
+//! | when the job is due | until when the key of a deleted job is kept, since 1970; of a job its group, or 0 |
+//! | the first four counts | the digest of the tube and the key; see [`Digest::none`] |
+//! | the last count | the limit of the group; 0 for a job without a group, and for a deleted one |
 //!
 //! The key of a job has its record directly before each full record of the job, in the same file. So a
 //! torn write loses both, or leaves a key that no job follows, which is ignored. When a job is deleted
@@ -65,7 +66,7 @@
 
 use super::disk::FileNumber;
 use super::gaps::Gap;
-use crate::engine::digest::{Digest, Secret};
+use crate::engine::digest::{Con, Digest, Secret};
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
 use std::fmt;
@@ -141,6 +142,8 @@ pub struct KeyRecord {
     pub ttl_secs: u32,
     /// Since 1970. The job is deleted, and its key is kept until then. `None` while there is the job.
     pub kept_until: Option<Nanos>,
+    /// The group of the job, of which only some may be reserved. A deleted job has none.
+    pub con: Option<Con>,
 }
 
 /// The state of a job in a record. The numbers are those of C beanstalkd.
@@ -298,8 +301,9 @@ impl Content {
             }
             Content::Key(key) => {
                 let ([delay, ttr], [a, b, c, d]) = (key.secret.0, key.digest.0);
-                let moment = key.kept_until.map_or(0, |until| until.as_nanos().max(1));
-                let (pri, created, counts) = (key.ttl_secs, key.id, [a, b, c, d, 0]);
+                let Con { group, limit } = key.con.unwrap_or_default();
+                let moment = key.kept_until.map_or(group, |until| until.as_nanos().max(1));
+                let (pri, created, counts) = (key.ttl_secs, key.id, [a, b, c, d, limit]);
                 Raw { id: KEY_ID, pri, delay, ttr, created, moment, counts, ..Raw::default() }
             }
             Content::Flush(Decision { kind, decided_at }) => {
@@ -573,13 +577,14 @@ fn flush_of(id: u64, decided_at: Nanos) -> Option<Content> {
 
 /// Returns the key of such a record, if a job can have its id.
 fn key_of(raw: &Raw) -> Option<Content> {
-    let [a, b, c, d, _] = raw.counts;
+    let [a, b, c, d, limit] = raw.counts;
     (raw.created > 0).then_some(Content::Key(KeyRecord {
         id: raw.created,
         digest: Digest([a, b, c, d]),
         secret: Secret([raw.delay, raw.ttr]),
         ttl_secs: raw.pri,
-        kept_until: (raw.moment > 0).then_some(Nanos::from_nanos(raw.moment)),
+        kept_until: (limit == 0 && raw.moment > 0).then_some(Nanos::from_nanos(raw.moment)),
+        con: (limit > 0).then_some(Con { group: raw.moment, limit }),
     }))
 }
 
@@ -743,13 +748,15 @@ mod tests {
 
     #[test]
     fn a_written_key_is_read_back_and_is_a_delete_of_no_job() {
-        for kept_until in [None, Some(Nanos::from_secs(77))] {
+        let con = Some(Con { group: 5, limit: 7 });
+        for (kept_until, con) in [(None, None), (None, con), (Some(Nanos::from_secs(77)), None)] {
             let content = Content::Key(KeyRecord {
                 id: 0x0102_0304_0506_0708,
                 digest: Digest([1, 2, 3, u32::MAX]),
                 secret: Secret([u64::MAX, 0x1112_1314_1516_1718]),
                 ttl_secs: u32::MAX,
                 kept_until,
+                con,
             });
             let mut bytes = Vec::new();
             write(&mut bytes, &content, "", (b"", true), 9);

@@ -11,12 +11,12 @@ use crate::engine::queue::unique::NewKey;
 use crate::engine::store::Store;
 use crate::engine::text::{self, CR_LF};
 
-/// `put <pri> <delay> <ttr> <bytes> [idp:<key>[:<ttl>]]`
+/// `put <pri> <delay> <ttr> <bytes> [idp:<key>[:<ttl>]] [con:<key>[:<limit>]]`
 pub fn put(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     begin(c, s, args, None)
 }
 
-/// `put-in-tube <tube> <pri> <delay> <ttr> <bytes> [idp:<key>[:<ttl>]]`
+/// `put-in-tube <tube> <pri> <delay> <ttr> <bytes> [idp:<key>[:<ttl>]] [con:<key>[:<limit>]]`
 pub fn put_in_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     begin(c, s, args, Some(args.tube))
 }
@@ -29,20 +29,20 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     if body_len > s.settings.max_job_size {
         return skip_body(c, full_len, Word::JobTooBig);
     }
-    let tag = if args.rest.is_empty() {
+    let tags = if args.rest.is_empty() {
         None
     } else {
         // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
-        Some(args.rest.unique_tag().ok_or(Word::BadFormat)?)
+        Some(args.rest.tags().ok_or(Word::BadFormat)?)
     };
     s.queue.mark_producer(&mut c.client);
     // If a job has the same key at the end of the body, a small body needs no memory.
-    let needs_memory = tag.is_none() || full_len >= LARGE;
+    let needs_memory = tags.is_none_or(|tags| tags.unique.is_none()) || full_len >= LARGE;
     // In drain mode the reply to a put is `DRAINING`, at the end of the body.
-    let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tag.is_some());
-    let unique = tag.map(|tag| {
+    let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tags.is_some());
+    let unique = tags.map(|tags| {
         let name = tube.unwrap_or(&s.queue.tubes[c.client.used].name);
-        s.queue.unique.new_key(name, tag.key, tag.ttl_secs)
+        s.queue.unique.new_key(name, tags.unique, tags.con, s.queue.last_id + 1)
     });
     let Ok(tube) = tube.map(text::try_boxed).transpose() else {
         return skip_body(c, full_len, no_memory(s));

@@ -30,7 +30,7 @@ pub fn peek(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `peek-ready`
 pub fn peek_ready(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    let job = used_tube(c, s).first_ready(&s.queue.jobs);
+    let job = s.queue.first_ready(c.client.used);
     found(c, s, job)
 }
 

@@ -231,6 +231,9 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let mut keys = to.family(about);
     keys.with("state", "job", jobs);
     keys.with("state", "kept", kept);
+    let about = "beanstalkd_blocked_jobs Ready jobs that cannot be reserved, because as many jobs with \
+                 the same con: key are reserved as its limit allows.";
+    to.one(about, queue.unique.groups.blocked());
     let about =
         "beanstalkd_job_timeouts_total Reservations that ended because the time to run had passed.";
     to.one(about, totals.timeouts);

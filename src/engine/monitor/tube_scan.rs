@@ -202,7 +202,7 @@ impl TubeStats {
     fn of(tube: &Tube, now: Nanos) -> TubeStats {
         let pause = tube.pause.as_deref();
         TubeStats {
-            ready: tube.ready.len() as u64,
+            ready: tube.ready_count() as u64,
             reserved: tube.reserved.into(),
             delayed: tube.delayed_count() as u64,
             buried: tube.buried.len().into(),

@@ -54,28 +54,34 @@ pub struct Args<'a> {
     pub rest: Rest<'a>,
 }
 
-/// The key of a unique job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UniqueTag<'a> {
-    /// As long as, and with the bytes of, the name of a tube.
-    pub key: &'a [u8],
-    /// For how many seconds the key is kept after the delete of the job.
-    pub ttl_secs: u32,
+/// What follows the length of the body in a put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tags<'a> {
+    /// The key of a unique job, and for how many seconds it is kept after the delete of the job.
+    pub unique: Option<KeyTag<'a>>,
+    /// The key of a group, and how many of its jobs may be reserved.
+    pub con: Option<KeyTag<'a>>,
 }
+
+/// A key, as long as, and with the bytes of, the name of a tube; and a number.
+pub type KeyTag<'a> = (&'a [u8], u32);
 
 /// The maximum length of a command line with its CR LF, in bytes.
 pub const LINE_MAX: usize = 224;
 /// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
 /// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
-/// The maximum length of a `put` or `put-in-tube` line with a tag, and of a line of [`LISTS`], with its CR LF,
+/// The maximum length of a `put` or `put-in-tube` line with `idp:`, and of a line of [`LISTS`], with its CR LF,
 /// in bytes. A line with a tube and a key of 200 bytes each and the largest numbers has 474.
-pub const TAGGED_LINE_MAX: usize = 512;
+const NAMES_LINE_MAX: usize = 512;
+/// The maximum length of a `put` or `put-in-tube` line with `con:`. One with both keys has at most 690 bytes.
+pub const TAGGED_LINE_MAX: usize = 720;
 /// The maximum number of jobs in a batch, or of jobs or clients in a page.
 pub const BATCH_MAX: usize = 1000;
 
-/// The word before the key of a unique job.
+/// The words before the key of a unique job, and before that of a group.
 const UNIQUE_WORD: &[u8] = b"idp:";
+const CON_WORD: &[u8] = b"con:";
 
 /// The words of pages, whose lines may have a tube and two numbers.
 const LISTS: [&[u8]; 3] = [b"list-jobs ", b"list-clients ", b"peek-batch "];
@@ -88,7 +94,7 @@ pub fn line_max(input: &[u8]) -> usize {
     } else if input.starts_with(b"delete-batch ") {
         DELETE_BATCH_LINE_MAX
     } else if matches!(input, [b'l' | b'p', ..]) && is_list(input) {
-        TAGGED_LINE_MAX
+        NAMES_LINE_MAX
     } else {
         LINE_MAX
     }
@@ -102,11 +108,16 @@ fn is_list(line: &[u8]) -> bool {
 /// Returns whether this line, without its CR LF, may have more than [`LINE_MAX`] bytes with it.
 #[cold]
 pub fn may_be_long(line: &[u8]) -> bool {
-    line.starts_with(b"delete-batch ") || is_list(line) || has_tag(line).is_some()
+    line.starts_with(b"delete-batch ")
+        || is_list(line)
+        || tags_of(line).is_some_and(|tags| {
+            let has_con = tags.windows(CON_WORD.len()).any(|word| word == CON_WORD);
+            has_con || line.len() + 2 <= NAMES_LINE_MAX
+        })
 }
 
-/// Returns something if a line is a put with valid numbers and the beginning of a tag.
-fn has_tag(line: &[u8]) -> Option<()> {
+/// Returns the tags of a put with valid numbers, from the beginning of the first one.
+fn tags_of(line: &[u8]) -> Option<&[u8]> {
     let mut rest = match line.strip_prefix(b"put ") {
         Some(rest) => Rest(rest),
         None => {
@@ -119,7 +130,8 @@ fn has_tag(line: &[u8]) -> Option<()> {
         rest.u32()?;
     }
     rest.skip_spaces();
-    rest.0.starts_with(UNIQUE_WORD).then_some(())
+    let is_tag = [UNIQUE_WORD, CON_WORD].iter().any(|word| rest.0.starts_with(word));
+    is_tag.then_some(rest.0)
 }
 
 impl<'a> Args<'a> {
@@ -197,6 +209,17 @@ impl<'a> Args<'a> {
     }
 }
 
+/// Parses `<key>` or `<key>:<number>`.
+fn key_tag(tag: &[u8], default: u32) -> Option<KeyTag<'_>> {
+    let (key, rest) = tag.split_at(text::name_prefix_len(tag)?);
+    let [b':', number @ ..] = rest else {
+        return rest.is_empty().then_some((key, default));
+    };
+    let mut number = Rest(number);
+    let parsed = u32::try_from(number.digits()?).ok()?;
+    number.0.is_empty().then_some((key, parsed))
+}
+
 /// The bytes of a line that are not parsed yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rest<'a>(&'a [u8]);
@@ -252,19 +275,24 @@ impl<'a> Rest<'a> {
         })
     }
 
-    /// Parses any number of spaces, at least one, then `idp:<key>` or `idp:<key>:<ttl>`.
+    /// Parses `idp:<key>[:<ttl>]` and `con:<key>[:<limit>]`, each once and in any order, with at least one
+    /// space before each.
     #[cold]
-    pub fn unique_tag(mut self) -> Option<UniqueTag<'a>> {
-        self.0.starts_with(b" ").then_some(())?;
-        self.skip_spaces();
-        let tag = self.0.strip_prefix(UNIQUE_WORD)?;
-        let (key, rest) = tag.split_at(text::name_prefix_len(tag)?);
-        let [b':', ttl @ ..] = rest else {
-            return rest.is_empty().then_some(UniqueTag { key, ttl_secs: 0 });
-        };
-        let mut ttl = Rest(ttl);
-        let ttl_secs = u32::try_from(ttl.digits()?).ok()?;
-        ttl.0.is_empty().then_some(UniqueTag { key, ttl_secs })
+    pub fn tags(mut self) -> Option<Tags<'a>> {
+        let mut tags = Tags::default();
+        while !self.0.is_empty() {
+            self.0.starts_with(b" ").then_some(())?;
+            let word = self.word();
+            if let Some(tag) = word.strip_prefix(UNIQUE_WORD) {
+                let is_first = tags.unique.replace(key_tag(tag, 0)?).is_none();
+                is_first.then_some(())?;
+            } else {
+                let tag = key_tag(word.strip_prefix(CON_WORD)?, 1)?;
+                // No job of a group with the limit 0 could ever be reserved.
+                (tag.1 > 0 && tags.con.replace(tag).is_none()).then_some(())?;
+            }
+        }
+        Some(tags)
     }
 
     /// Returns the rest if it has ids up to its end. [`Rest::next`] returns each.
@@ -442,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_of_a_put_has_a_key_and_seconds() {
+    fn a_tag_of_a_put_has_a_key_and_a_number() {
         let longest = "k".repeat(200);
         let (tag, too_long) = (format!(" idp:{longest}:5"), format!(" idp:{longest}k"));
         for (tag, key, ttl_secs) in [
@@ -451,13 +479,25 @@ mod tests {
             (" idp:a:4294967295", "a", u32::MAX),
             (&tag, &longest, 5),
         ] {
-            let expected = UniqueTag { key: key.as_bytes(), ttl_secs };
-            assert_eq!(Rest(tag.as_bytes()).unique_tag(), Some(expected), "{tag}");
+            let unique = Some((key.as_bytes(), ttl_secs));
+            let expected = Tags { unique, con: None };
+            assert_eq!(Rest(tag.as_bytes()).tags(), Some(expected), "{tag}");
+            if ttl_secs > 0 {
+                let tag = tag.replace("idp:", "con:");
+                let expected = Tags { unique: None, con: unique };
+                assert_eq!(Rest(tag.as_bytes()).tags(), Some(expected), "{tag}");
+            }
         }
         let bad = "idp:a| | idp:| idp::5| idp:a:| idp:a: 5| idp:a:+5| idp:a:-1| idp:a:5x| \
-            idp:a:4294967296| idp:a:5:6| idp:-a| idp:a,b| idp:a | idp:a idp:b| idp: a| IDP:a| id:a| x";
-        for tag in bad.split('|').chain(["\tidp:a", &too_long]) {
-            assert_eq!(Rest(tag.as_bytes()).unique_tag(), None, "{tag}");
+            idp:a:4294967296| idp:a:5:6| idp:-a| idp:a,b| idp:a | idp:a idp:b| idp: a| IDP:a| id:a| x| \
+            con:| con:a:0| con:a con:a| con:a:1:2| con:a idp:b con:c| con:a  | con:,";
+        for tag in bad.split('|').skip(1).chain(["\tidp:a", &too_long]) {
+            assert_eq!(Rest(tag.as_bytes()).tags(), None, "{tag}");
+        }
+        let (unique, con) = ((&b"a"[..], 5), (&b"b"[..], 1));
+        for tags in [" idp:a:5 con:b", "  con:b:1   idp:a:5"] {
+            let expected = Tags { unique: Some(unique), con: Some(con) };
+            assert_eq!(Rest(tags.as_bytes()).tags(), Some(expected), "{tags}");
         }
     }
 

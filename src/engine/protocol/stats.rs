@@ -265,7 +265,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
     let mut yaml = Yaml::new();
     yaml.quoted("name", &tube.name)
         .line("current-jobs-urgent", tube.urgent)
-        .line("current-jobs-ready", tube.ready.len())
+        .line("current-jobs-ready", tube.ready_count())
         .line("current-jobs-reserved", tube.reserved)
         .line("current-jobs-delayed", tube.delayed_count())
         .line("current-jobs-buried", tube.buried.len())

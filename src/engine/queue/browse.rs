@@ -147,7 +147,7 @@ impl SelectionScan {
         if takes(StateFilter::Reserved) && *reserved > 0 {
             return false;
         }
-        let listed = usize::from(takes_ready) * ready.len()
+        let listed = usize::from(takes_ready) * tube.ready_count()
             + usize::from(takes_delayed) * tube.delayed_count()
             + usize::from(takes_buried) * buried.len() as usize;
         let cost = listed * LISTED_COST;
@@ -157,6 +157,7 @@ impl SelectionScan {
         self.work += cost / COMPARED_PER_WORK;
         if takes_ready {
             self.add_all(ready.keys(&queue.jobs), queue);
+            self.add_all(queue.ready_behind(self.tube).map(Key::number), queue);
         }
         if takes_delayed {
             self.add_all(delayed.keys(&queue.jobs), queue);

@@ -55,6 +55,7 @@ impl Queue {
         }
         self.check_flushes();
         self.check_unique();
+        self.check_groups();
         for client in clients.values() {
             self.check_client(client);
             counted.entry(client.used).or_default()[USING] += 1;
@@ -128,7 +129,7 @@ impl Queue {
         });
         let noted = [tube.reserved, buried.len(), tube.urgent, tube.using, tube.watching];
         let [reserved, buried, urgent, using, watching] = noted.map(|count| count as usize);
-        let (ready, delayed) = (ready.len(), tube.delayed_count());
+        let (ready, delayed) = (tube.ready_count(), tube.delayed_count());
         let stored = [ready, reserved, delayed, buried, urgent, using, watching];
         assert_eq!(stored, counted, "stored and actual {COUNTED:?} of tube {name}");
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);

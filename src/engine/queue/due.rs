@@ -103,7 +103,8 @@ impl Queue {
         let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due())
+        let slots = if self.has_freed_slots() { self.ticked_at + LATE } else { Nanos::NEVER };
+        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due()).min(slots)
     }
 
     /// Does due work, at most `work` units for tubes. Connections follow ([`Queue::next_due_conn`]), so that
@@ -120,6 +121,7 @@ impl Queue {
         self.bury_log.tick(now);
         self.is_late = false;
         self.forget_ended(now);
+        self.offer_parked(now);
         self.ticked_at = now;
         let mut work_left = work;
         while work_left > 0

@@ -51,6 +51,8 @@ pub(super) struct Flush {
     pub delayed: Ordered<DelayedEntry>,
     pub postponed: List,
     pub buried: List,
+    /// The number of flushed ready jobs that are not in `ready`.
+    pub behind: u32,
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
     decision: Decision,
@@ -121,6 +123,7 @@ impl Queue {
             delayed: Ordered::default(),
             postponed: List::default(),
             buried: std::mem::take(&mut tube.buried),
+            behind: 0,
             reserved: 0,
             decision: Decision { kind, decided_at: now },
             epoch: tube.epoch,
@@ -133,11 +136,12 @@ impl Queue {
                 flush.ready = std::mem::take(&mut tube.ready);
                 flush.delayed = std::mem::take(&mut tube.delayed);
                 flush.postponed = std::mem::take(&mut tube.postponed);
+                flush.behind = std::mem::take(&mut tube.behind);
                 flush.reserved = std::mem::take(&mut tube.reserved);
                 self.totals.urgent -= u64::from(std::mem::take(&mut tube.urgent));
             }
         }
-        self.totals.ready -= flush.ready.len() as u64;
+        self.totals.ready -= flush.ready.len() as u64 + u64::from(flush.behind);
         self.totals.delayed -= flush.delayed.len() as u64 + u64::from(flush.postponed.len());
         self.totals.reserved -= u64::from(flush.reserved);
         self.totals.buried -= u64::from(flush.buried.len());
@@ -191,8 +195,9 @@ impl Queue {
     /// of them.
     fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
-            let Flush { ready, delayed, postponed, buried, decision, .. } =
+            let Flush { tube, epoch, ready, delayed, postponed, buried, behind, decision, .. } =
                 &mut self.flushes.pending[index];
+            let (tube, epoch) = (*tube, *epoch);
             let decision = *decision;
             if *work_left == 0 {
                 return false;
@@ -202,6 +207,16 @@ impl Queue {
             let job = job.or_else(|| postponed.pop_front(jobs)).or_else(|| buried.pop_front(jobs));
             match job.map(JobKey::from_number) {
                 Some(job) => self.free_flushed_job(job, decision, work_left, now),
+                None if *behind > 0 => {
+                    *behind -= 1;
+                    let job = self.unique.groups.first_in_tube(tube, epoch);
+                    let job = job.expect("a job behind others is among those of its group");
+                    self.free_flushed_job(job, decision, work_left, now);
+                }
+                None if decision.kind == FlushKind::All && self.free_flushed_slot(tube, epoch) => {
+                    *work_left = work_left.saturating_sub(WORK_PER_FREE);
+                    self.offer_parked(now);
+                }
                 None => return true,
             }
         }
@@ -296,6 +311,7 @@ impl Queue {
         now: Nanos,
     ) {
         let mapped_before = self.mapped_bytes();
+        self.forget_flushed(key);
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, Some(decision), now);
@@ -303,6 +319,7 @@ impl Queue {
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
         *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);
+        self.offer_parked(now);
     }
 
     // ---- Checking ----
@@ -320,7 +337,8 @@ impl Queue {
             delayed.check(&self.jobs, format_args!("the flushed delayed jobs"), check);
             postponed.check(&self.jobs, format_args!("the flushed postponed jobs"), check);
             buried.check(&self.jobs, format_args!("the flushed buried jobs"), check);
-            let lens = [ready.len(), delayed.len(), buried.len() as usize, *reserved as usize];
+            let ready = ready.len() + flush.behind as usize;
+            let lens = [ready, delayed.len(), buried.len() as usize, *reserved as usize];
             stored[1] += postponed.len() as usize;
             stored = std::array::from_fn(|state| stored[state] + lens[state]);
             assert!(self.tubes.get(*tube).is_some(), "a flush is of {tube:?}, which is gone");

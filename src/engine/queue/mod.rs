@@ -40,6 +40,7 @@
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
 //! | [`flush`] | deletes all jobs of a tube at one moment |
 //! | [`unique`] | keys of jobs, so that no other job with the same key is put |
+//! | [`con`] | groups of jobs of which only a limited number may be reserved |
 //! | [`bury_after`] | buries jobs that come back too often |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
@@ -54,6 +55,7 @@ pub mod browse;
 pub mod bury_after;
 pub mod check;
 pub mod client;
+pub mod con;
 pub mod counts;
 pub mod due;
 pub mod flush;
@@ -347,7 +349,7 @@ impl Queue {
         if let Some(unique) = unique {
             // First, since a removal may use memory that was reserved for an insertion.
             self.forget_expired(unique.digest);
-            self.unique.try_reserve_one()?;
+            self.unique.try_reserve_one(unique.con)?;
         }
         self.reserve_put(key, body.full_len() as usize, unique)
     }
@@ -369,6 +371,7 @@ impl Queue {
             State::Reserved { .. } => return Ok(None),
             // A flush of buried jobs must not delete it, not even after a restart.
             State::Buried(_) => self.record_hold(job, true)?,
+            State::Ready(_) if self.is_blocked(job) => return Ok(None),
             State::Ready(_) | State::Delayed(_) | State::Postponed(_) | State::Detached => {}
         }
         self.make_reserved(job, client, now);
@@ -406,6 +409,7 @@ impl Queue {
         let tube = job.tube;
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);
+        self.offer_parked(now);
         Outcome::Done
     }
 
@@ -574,19 +578,26 @@ impl Queue {
         match target {
             Target::Ready => self.make_ready(key, now),
             Target::Delayed { due } => self.make_delayed(key, due, now),
-            Target::Buried => self.make_buried(key),
+            Target::Buried => {
+                self.make_buried(key);
+                self.offer_parked(now);
+            }
         }
     }
 
     /// Removes a job from the heap or list of its state, if it is in one. A connection that holds it has
     /// given it up: see [`Queue::take_from`].
     fn detach(&mut self, key: JobKey) {
-        let Job { state, tube, pri, .. } = self.jobs[key];
-        let tube = &mut self.tubes[tube];
+        let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
+        match state {
+            State::Ready(_) => self.remove_ready(key),
+            State::Reserved(_) => self.free_slot(key),
+            State::Detached | State::Delayed(_) | State::Postponed(_) | State::Buried(_) => {}
+        }
+        let tube = &mut self.tubes[tube_key];
         match state {
             State::Detached => {}
             State::Ready(_) => {
-                tube.ready.remove(key.number(), &mut self.jobs);
                 let urgent = u32::from(pri < URGENT_BELOW);
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
@@ -618,16 +629,23 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.state = State::Ready(Links::LOOSE);
         let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
-        let tube = &mut self.tubes[tube_key];
-        if !tube.ready.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
+        if !self.add_ready(key) {
             return self.postpone(key, now, now);
         }
+        let tube = &mut self.tubes[tube_key];
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
+        self.announce(key, now);
+        self.offer_parked(now);
+    }
+
+    /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
+    pub(super) fn announce(&mut self, key: JobKey, now: Nanos) {
+        let tube = self.jobs[key].tube;
         // No connection waits while the tube has a job, so only the best one is offered.
-        if tube.best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube_key, now) {
-            self.invalidate(tube_key);
+        if self.tubes[tube].best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube, now) {
+            self.invalidate(tube);
         }
     }
 
@@ -642,6 +660,7 @@ impl Queue {
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey, now: Nanos) -> bool {
+        self.park_blocked(tube, &mut usize::MAX.clone());
         let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
@@ -662,6 +681,7 @@ impl Queue {
         }
         self.tube_timers.set_no_later_than(tube_key, due);
         self.totals.delayed += 1;
+        self.offer_parked(now);
     }
 
     /// Appends a detached job to the postponed jobs of its tube. It is ready from `due` on, but at the
@@ -709,6 +729,7 @@ impl Queue {
 
     /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].
     fn assign(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
+        self.take_slot(key);
         self.detach(key);
         self.jobs.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];

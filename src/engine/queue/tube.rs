@@ -28,6 +28,8 @@ pub struct Tube {
     pub delayed: Ordered<DelayedEntry>,
     /// The jobs for which `ready` or `delayed` could not grow. They are tried again within a second.
     pub postponed: List,
+    /// The number of ready jobs that are not in `ready`, because others of their group come first.
+    pub behind: u32,
     pub buried: List,
     /// The number of ready jobs that are urgent.
     pub urgent: u32,
@@ -132,6 +134,11 @@ impl Tube {
         self.delayed.first(jobs).or_else(|| self.postponed.front()).map(JobKey::from_number)
     }
 
+    /// Returns the number of ready jobs.
+    pub fn ready_count(&self) -> usize {
+        self.ready.len() + self.behind as usize
+    }
+
     /// Returns the number of jobs that are delayed for clients.
     pub fn delayed_count(&self) -> usize {
         self.delayed.len() + self.postponed.len() as usize
@@ -155,7 +162,7 @@ impl Tube {
 
     /// Returns the number of jobs.
     pub fn job_count(&self) -> u64 {
-        let ordered = self.ready.len() + self.delayed_count();
+        let ordered = self.ready_count() + self.delayed_count();
         ordered as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
     }
 

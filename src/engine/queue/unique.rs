@@ -20,14 +20,15 @@
 //! moment, and all other timers would wait for them. A job without a key takes nothing.
 
 use super::Queue;
+use super::con::{Groups, Member};
 use super::flush::Decision;
 use super::job::{Job, State};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
-use crate::engine::digest::{Digest, Secret};
-use crate::engine::keys::{JobKey, KeptKey, Owner, UniqueKey};
+use crate::engine::digest::{Con, Digest, Secret};
+use crate::engine::keys::{JobKey, KeptKey, MemberKey, Owner, UniqueKey};
 use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::collections::{BTreeSet, TryReserveError};
@@ -41,9 +42,13 @@ pub struct UniqueKeys {
     kept: HashSlab<KeptKey, Kept>,
     /// All kept keys, by their end.
     ends: Heap<KeptEntry>,
+    /// The groups of jobs of which only some may be reserved.
+    pub groups: Groups,
     secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
     hits: u64,
+    /// How many of `of_jobs` are of jobs with a group alone.
+    without_key: usize,
 }
 
 /// The key of a job that is not freed.
@@ -53,6 +58,8 @@ struct KeyOfJob {
     job: JobKey,
     /// For how many seconds the key is kept after the delete of its job.
     ttl_secs: u32,
+    /// Its group, if it has one. A job with a group alone has [`Digest::none`].
+    member: MemberKey,
     /// The next key in its chain.
     next: Cell<u32>,
 }
@@ -100,6 +107,8 @@ pub struct NewKey {
     pub digest: Digest,
     /// For how many seconds the key is kept after the delete of its job.
     pub ttl_secs: u32,
+    /// The group, and the limit of this job.
+    pub con: Option<Con>,
 }
 
 /// The job whose key is that of a put.
@@ -128,6 +137,9 @@ impl Queue {
 
     /// As [`Queue::find_unique`], but skips a job that was removed.
     fn find_other(&self, removed: Option<JobKey>, digest: Digest, now: Nanos) -> Option<Hit> {
+        if digest.is_none() {
+            return None;
+        }
         let UniqueKeys { of_jobs, kept, .. } = &self.unique;
         let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it, now) };
         let is_hit = |it: &KeyOfJob| it.digest == digest && hit(it).is_some();
@@ -167,7 +179,8 @@ impl Queue {
     /// Returns the owner of a key, in force or not.
     pub(super) fn find_owner(&self, digest: Digest) -> Option<Owner> {
         let UniqueKeys { of_jobs, .. } = &self.unique;
-        let of_job = of_jobs.find_by(digest.hash(), |it| it.digest == digest);
+        let is_owned = |it: &KeyOfJob| it.digest == digest && !digest.is_none();
+        let of_job = of_jobs.find_by(digest.hash(), is_owned);
         let owner = of_job.map(|key| Owner::Job(of_jobs[key].job));
         owner.or_else(|| self.unique.find_kept(digest).map(Owner::KeptKey))
     }
@@ -242,7 +255,7 @@ impl Queue {
         for (key, KeyOfJob { job, digest, .. }) in of_jobs.iter() {
             let job = &self.jobs[*job];
             assert_eq!(job.unique(), Some(key), "the key of job {}, and its own", job.id);
-            let is_new = self.is_flushed(job) || digests.insert(digest.0);
+            let is_new = self.is_flushed(job) || digest.is_none() || digests.insert(digest.0);
             assert!(is_new, "job {} and another owner have the same key", job.id);
         }
         let with_key = self.jobs.iter().filter(|(_, job)| job.unique().is_some());
@@ -262,24 +275,39 @@ impl Default for UniqueKeys {
             of_jobs: HashSlab::default(),
             kept: HashSlab::default(),
             ends: Heap::default(),
+            groups: Groups::default(),
             secret: Secret::random(),
             hits: 0,
+            without_key: 0,
         }
     }
 }
 
 impl UniqueKeys {
     /// The most memory that one more key of a job takes, in bytes.
-    pub const MOST_GROWTH_OF_A_KEY: u64 = HashSlab::<UniqueKey, KeyOfJob>::MOST_GROWTH;
+    pub const MOST_GROWTH_OF_A_KEY: u64 =
+        HashSlab::<UniqueKey, KeyOfJob>::MOST_GROWTH + Groups::MOST_GROWTH;
 
-    /// Returns the key of a put into this tube.
-    pub fn new_key(&self, tube: &str, key: &[u8], ttl_secs: u32) -> NewKey {
-        NewKey { digest: self.secret.digest(tube, key), ttl_secs }
+    /// Returns the keys of a put into this tube, whose job will have this id: that of a unique job with its
+    /// TTL, and that of a group with its limit.
+    pub fn new_key(
+        &self,
+        tube: &str,
+        unique: Option<(&[u8], u32)>,
+        con: Option<(&[u8], u32)>,
+        id: u64,
+    ) -> NewKey {
+        let (digest, ttl_secs) = match unique {
+            Some((key, ttl_secs)) => (self.secret.digest(tube, key), ttl_secs),
+            None => (Digest::none(id), 0),
+        };
+        let con = con.map(|(key, limit)| Con { group: self.secret.hash(key), limit });
+        NewKey { digest, ttl_secs, con }
     }
 
     /// Returns the number of keys of jobs, and that of kept keys.
     pub fn counts(&self) -> (usize, usize) {
-        (self.of_jobs.len(), self.kept.len())
+        (self.of_jobs.len() - self.without_key, self.kept.len())
     }
 
     /// Returns the number of puts that inserted no job.
@@ -289,7 +317,8 @@ impl UniqueKeys {
 
     /// Returns the memory of all keys, in bytes.
     pub fn taken_bytes(&self) -> u64 {
-        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + self.end_bytes()
+        let groups = self.groups.taken_bytes();
+        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + self.end_bytes() + groups
     }
 
     /// Returns the memory of all keys without their chains, in bytes.
@@ -302,8 +331,9 @@ impl UniqueKeys {
     }
 
     /// Ensures that one more job can have a key without allocating.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.of_jobs.try_reserve_one()
+    pub fn try_reserve_one(&mut self, con: Option<Con>) -> Result<(), TryReserveError> {
+        self.of_jobs.try_reserve_one()?;
+        con.map_or(Ok(()), |_| self.groups.try_reserve_one())
     }
 
     /// Ensures that the key of a job can be kept without allocating. Returns it.
@@ -325,21 +355,39 @@ impl UniqueKeys {
 
     /// Returns the record of the key of a job, if it has one.
     pub fn record_of(&self, job: &Job) -> Option<KeyRecord> {
-        let &KeyOfJob { digest, ttl_secs, .. } = &self.of_jobs[job.unique()?];
-        let secret = self.secret;
-        Some(KeyRecord { id: job.id, digest, secret, ttl_secs, kept_until: None })
+        let KeyOfJob { digest, ttl_secs, member, .. } = &self.of_jobs[job.unique()?];
+        let (id, secret) = (job.id, self.secret);
+        let con = self.groups.member(*member).map(|member| member.con);
+        let (digest, ttl_secs) = (*digest, *ttl_secs);
+        Some(KeyRecord { id, digest, secret, ttl_secs, kept_until: None, con })
     }
 
     /// Returns the record of a kept key, with a moment of the engine.
     pub fn record_of_kept(&self, key: KeptKey) -> KeyRecord {
         let Kept { id, until, digest, ttl_secs, .. } = self.kept[key];
         let (id, secret) = (id.get(), self.secret);
-        KeyRecord { id, digest, secret, ttl_secs, kept_until: Some(until) }
+        KeyRecord { id, digest, secret, ttl_secs, kept_until: Some(until), con: None }
     }
 
-    /// Removes the key of a job.
+    /// Removes the key of a job, which leaves its group.
     pub fn remove(&mut self, key: UniqueKey) {
-        self.of_jobs.remove(key);
+        self.take_of_job(key);
+    }
+
+    fn take_of_job(&mut self, key: UniqueKey) -> KeyOfJob {
+        let of_job = self.of_jobs.remove(key);
+        self.without_key -= usize::from(of_job.digest.is_none());
+        self.groups.leave(of_job.member);
+        of_job
+    }
+
+    /// Returns a job in its group, if it has one.
+    pub(super) fn member(&self, key: UniqueKey) -> Option<&Member> {
+        self.groups.member(self.of_jobs[key].member)
+    }
+
+    pub(super) fn member_mut(&mut self, key: UniqueKey) -> Option<&mut Member> {
+        self.groups.member_mut(self.of_jobs[key].member)
     }
 
     fn find_kept(&self, digest: Digest) -> Option<KeptKey> {
@@ -364,13 +412,16 @@ impl UniqueKeys {
     /// Returns the digest of any key.
     pub fn any_digest(&self) -> Option<Digest> {
         let of_jobs = self.of_jobs.iter().map(|(_, of_job)| of_job.digest);
-        of_jobs.chain(self.kept.iter().map(|(_, kept)| kept.digest)).next()
+        let mut all = of_jobs.chain(self.kept.iter().map(|(_, kept)| kept.digest));
+        all.find(|digest| !digest.is_none())
     }
 
     /// Adds the key of a job, after [`UniqueKeys::try_reserve_one`].
     pub fn add_of_job(&mut self, new: NewKey, job: JobKey) -> UniqueKey {
-        let NewKey { digest, ttl_secs } = new;
-        self.of_jobs.insert(KeyOfJob { digest, job, ttl_secs, next: Cell::default() })
+        let NewKey { digest, ttl_secs, con } = new;
+        self.without_key += usize::from(digest.is_none());
+        let member = con.map_or(MemberKey::NONE, |con| self.groups.join(con));
+        self.of_jobs.insert(KeyOfJob { digest, job, ttl_secs, member, next: Cell::default() })
     }
 
     /// Keeps no key for longer than its TTL from now on.
@@ -392,13 +443,13 @@ impl UniqueKeys {
 
     /// Keeps the key of a deleted job. The memory for that is reserved.
     fn keep(&mut self, key: UniqueKey, id: u64, until: Nanos) -> KeptKey {
-        let KeyOfJob { digest, ttl_secs, .. } = self.of_jobs.remove(key);
-        self.add_kept(NewKey { digest, ttl_secs }, id, until)
+        let KeyOfJob { digest, ttl_secs, .. } = self.take_of_job(key);
+        self.add_kept(NewKey { digest, ttl_secs, con: None }, id, until)
     }
 
     /// Adds a kept key, after [`UniqueKeys::try_reserve_kept`].
     pub(super) fn add_kept(&mut self, new: NewKey, id: u64, until: Nanos) -> KeptKey {
-        let NewKey { digest, ttl_secs } = new;
+        let NewKey { digest, ttl_secs, .. } = new;
         let id = NonZero::new(id).expect("no job has the id 0");
         let next = Cell::default();
         // The heap sets the index.
@@ -452,7 +503,8 @@ mod tests {
 
     /// Puts a job as the server does. Returns the job that has the key.
     fn put(queue: &mut Queue, id: u64, key: &str, ttl_secs: u32, now: Nanos) -> Option<Hit> {
-        let new = queue.unique.new_key("a", key.as_bytes(), ttl_secs);
+        let unique = Some((key.as_bytes(), ttl_secs));
+        let new = queue.unique.new_key("a", unique, None, 0);
         let hit = queue.find_unique(new.digest, now);
         if hit.is_none() {
             let tube = queue.find_or_create_tube("a").unwrap();

@@ -164,17 +164,21 @@ impl Queue {
         let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
-            let only = watching.first(&self.watches);
-            let best = only.and_then(|only| self.tubes[only].best_job(&self.jobs));
+            let Some(only) = watching.first(&self.watches) else { return Ok(Search::Nothing) };
+            if !self.park_blocked(only, steps_left) {
+                return Ok(Search::Unfinished);
+            }
+            let best = self.tubes[only].best_job(&self.jobs);
             return Ok(best.map_or(Search::Nothing, Search::Found));
         }
-        let watcher = &mut self.watchers[client.key];
-        while !watcher.dirty.is_empty() {
-            if !take_step(steps_left) {
+        while let Some(front) = self.watchers[client.key].dirty.front() {
+            let tube = self.watches[WatchKey::from_number(front)].tube;
+            if !self.park_blocked(tube, steps_left) || !take_step(steps_left) {
                 return Ok(Search::Unfinished);
             }
             headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve_one())?;
-            let Some(key) = watcher.dirty.pop_front(&mut self.watches) else { break };
+            let dirty = &mut self.watchers[client.key].dirty;
+            let Some(key) = dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = false;
             let (tube, index) = (&mut self.tubes[watch.tube], watch.best_index);
@@ -184,6 +188,9 @@ impl Queue {
             watching.cache_best(watch, index, best, &mut self.watches);
         }
         while let Some(cached) = watching.best_jobs().first() {
+            if !self.park_blocked(self.watches[cached.watch].tube, steps_left) {
+                return Ok(Search::Unfinished);
+            }
             let watch = &self.watches[cached.watch];
             let best = self.tubes[watch.tube].best_job(&self.jobs);
             let rank = best.map(|job| self.jobs[job].rank());

@@ -112,7 +112,7 @@ impl Simulation {
         if self.now() < self.model.last_flush_at.max(self.congested_at) + AFTER_FLUSH {
             return Ok(());
         }
-        let key_len = |job: &Job| if job.key.is_some() { KEY_LEN } else { 0 };
+        let key_len = |job: &Job| if job.key.is_some() || job.con.is_some() { KEY_LEN } else { 0 };
         let record_len =
             |job: &Job| (4 + job.tube.len() + 80 + job.body.len() + 2 + key_len(job)) as u64;
         let kept = self.model.kept_keys.iter().filter(|kept| kept.until > self.now()).count();

@@ -26,7 +26,7 @@ pub const COMMANDS: [Command; 25] = {
         Command::new("kick", 20, &[Bound], Model::kick),
         Command::new("kick-job", 15, &[Id], Model::kick_job),
         Command::new("peek", 10, &[Id], Model::peek),
-        Command::new("peek-ready", 8, &[], |it, call, _| it.peek_first(call, Job::ready_in)),
+        Command::new("peek-ready", 8, &[], |it, call, _| it.peek_ready(call)),
         Command::new("peek-delayed", 8, &[], |it, call, _| it.peek_first(call, Job::delayed_in)),
         Command::new("peek-buried", 8, &[], |it, call, _| it.peek_first(call, Job::buried_in)),
         Command::new("stats", 3, &[], |it, call, _| it.stats(call)),
@@ -78,7 +78,7 @@ impl Model {
 
     pub(super) fn finish_put(&mut self, call: &Call<'_>, id: u64, put: Arguments, bytes: &[u8]) {
         let Arguments { tube, pri, delay, ttr, tag, .. } = put;
-        let key = if let PutTag::Key(key) = tag { Some(key) } else { None };
+        let (key, con) = if let PutTag::Keys(key, con) = tag { (key, con) } else { (None, None) };
         let Some(body) = bytes.strip_suffix(b"\r\n") else {
             return self.reply(call.by, "EXPECTED_CRLF");
         };
@@ -114,6 +114,7 @@ impl Model {
             returns: 0,
             is_age_unknown: false,
             key,
+            con,
             changed: 0,
         };
         let index = self.jobs.partition_point(|other| other.id < id);
@@ -159,6 +160,9 @@ impl Model {
         let id = it.ids[0];
         match self.find(id).map(|job| job.state) {
             None | Some(State::Reserved { .. }) => self.reply(call.by, "NOT_FOUND"),
+            Some(State::Ready) if self.find(id).is_some_and(|job| self.is_blocked(job)) => {
+                self.reply(call.by, "NOT_FOUND");
+            }
             // A flush of buried jobs must not delete it: that is recorded.
             Some(State::Buried { .. }) if self.is_refused(call) => {
                 self.reply(call.by, "OUT_OF_MEMORY");
@@ -200,6 +204,7 @@ impl Model {
         self.note(id, true, self.last_command_at);
         self.tube(&tube).deletes += 1;
         self.remove_if_idle(&tube);
+        self.serve_unblocked(self.last_command_at);
     }
 
     fn release(&mut self, call: &Call<'_>, it: &Arguments) {
@@ -368,6 +373,20 @@ impl Model {
         let id = it.ids[0];
         match self.find(id) {
             Some(_) => self.reply_job(call.by, "FOUND", id),
+            None => self.reply(call.by, "NOT_FOUND"),
+        }
+    }
+
+    /// A blocked job is shown only if all are, and then any of them.
+    fn peek_ready(&mut self, call: &Call<'_>) {
+        let tube = Rc::clone(&self.clients[&call.by].used);
+        let ready = self.in_order(|job| job.ready_in(&tube));
+        let is_blocked = |id: &u64| self.find(*id).is_some_and(|job| self.is_blocked(job));
+        let seen = call.seen_number(b"FOUND ").map(|id| id as u64);
+        let first = ready.iter().find(|id| !is_blocked(id)).copied();
+        let first = first.or(seen.filter(|id| ready.contains(id))).or(ready.first().copied());
+        match first {
+            Some(id) => self.reply_job(call.by, "FOUND", id),
             None => self.reply(call.by, "NOT_FOUND"),
         }
     }

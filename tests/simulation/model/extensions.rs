@@ -2,7 +2,7 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::{Argument, Arguments, Command};
-use super::{Batch, Call, Change, Client, ClientNumber, Flush, Job, Model, SECOND, State};
+use super::{Batch, Call, Change, Client, ClientNumber, Flush, Job, Model, SECOND};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
@@ -125,6 +125,7 @@ impl Model {
         let is_unsure = self.may_refuse_deletes;
         gone.iter().for_each(|job| self.keep_key(job, call.now, is_unsure));
         self.tube(&tube).deletes += gone.len() as u64;
+        self.serve_unblocked(call.now);
         self.flushes.push(Flush { client: Some(call.by), tube, count: gone.len() });
         // The reply may come later, but not for nothing.
         if gone.is_empty() || !call.seen.is_empty() {
@@ -165,7 +166,7 @@ impl Model {
             && taken.is_empty()
             && let Some(waited_for) = first
             && let Some(other) = call.seen_reserved()
-            && self.find(other).is_some_and(|job| job.state == State::Ready)
+            && self.find(other).is_some_and(|job| self.can_be_reserved(job))
         {
             self.swap_first(call.by, waited_for, other);
             first = Some(other);

@@ -35,8 +35,9 @@ const CR_LF: &[u8] = b"\r\n";
 const LINE_LIMIT: usize = 224;
 /// The same for `delete-batch`.
 const DELETE_BATCH_LINE_LIMIT: usize = 21_015;
-/// The same for a put with a tag, and for a list.
+/// The same for a put with a tag, and for a list; and for a put with `con:`.
 const TAGGED_LINE_LIMIT: usize = 512;
+const CON_LINE_LIMIT: usize = 720;
 
 fn is_list(line: &[u8]) -> bool {
     [&b"list-jobs "[..], b"list-clients ", b"peek-batch "].iter().any(|word| line.starts_with(word))
@@ -78,8 +79,10 @@ impl Client {
                 let used = len + CR_LF.len();
                 let limit = match &line {
                     line if line.starts_with(b"delete-batch ") => DELETE_BATCH_LINE_LIMIT,
-                    line if is_tagged_put(line) || is_list(line) => TAGGED_LINE_LIMIT,
-                    _ => LINE_LIMIT,
+                    line if is_list(line) => TAGGED_LINE_LIMIT,
+                    line if !is_tagged_put(line) => LINE_LIMIT,
+                    line if line.windows(4).any(|word| word == b"con:") => CON_LINE_LIMIT,
+                    _ => TAGGED_LINE_LIMIT,
                 };
                 let is_too_long = used > limit;
                 Some((if is_too_long { Item::TooLongLine(line) } else { Item::Line(line) }, used))

@@ -1,4 +1,5 @@
-//! Unique jobs, as EXTENSIONS.md describes them: whether a put with a key finds a job with this key.
+//! Unique jobs: whether a put with a key finds a job with this key. Jobs of which only some may be reserved
+//! at the same time: whether one is blocked.
 
 use super::{Call, Job, Model, SECOND, State};
 use std::rc::Rc;
@@ -11,6 +12,13 @@ pub struct JobKey {
     pub ttl: u32,
     /// A damaged disk may have lost it.
     pub is_unsure: bool,
+}
+
+/// The key of jobs of which only some may be reserved at the same time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Con {
+    pub key: Rc<str>,
+    pub limit: u32,
 }
 
 /// The key of a deleted job that is kept.
@@ -72,6 +80,38 @@ impl Model {
             ttl: *ttl,
             is_unsure: is_unsure || *was_unsure,
         });
+    }
+}
+
+impl Model {
+    pub(super) fn can_be_reserved(&self, job: &Job) -> bool {
+        job.state == State::Ready && !self.is_blocked(job)
+    }
+
+    /// Returns whether as many jobs with the same key are reserved as the largest of their limits allows.
+    pub(super) fn is_blocked(&self, job: &Job) -> bool {
+        let Some(Con { key, .. }) = &job.con else { return false };
+        let with_key = |other: &&Job| other.con.as_ref().is_some_and(|con| con.key == *key);
+        let others = || self.jobs.iter().filter(with_key);
+        let reserved = others().filter(|it| matches!(it.state, State::Reserved { .. })).count();
+        let limit = others().filter_map(|it| it.con.as_ref()).map(|con| con.limit).max();
+        limit.is_some_and(|limit| reserved >= limit as usize)
+    }
+
+    /// Hands jobs that are not blocked any more to the clients that wait for them, the best one first.
+    pub(super) fn serve_unblocked(&mut self, now: u64) {
+        loop {
+            let can_be_served = |job: &&Job| job.con.is_some() && self.can_be_reserved(job);
+            let mut ids: Vec<(u32, u64)> =
+                self.jobs.iter().filter(can_be_served).map(|job| (job.pri, job.id)).collect();
+            ids.sort_unstable();
+            let served = ids.into_iter().find_map(|(_, id)| {
+                let (waiter, first) = self.next_served(&self.find(id)?.tube)?;
+                (first == id).then_some((waiter, id))
+            });
+            let Some((waiter, id)) = served else { return };
+            self.serve_waiter(waiter, id, now);
+        }
     }
 }
 

@@ -189,7 +189,7 @@ impl Model {
 
     fn is_ready_for(&self, number: ClientNumber, id: u64) -> bool {
         let is_open = |name: &str| self.find_tube(name).is_some_and(|tube| tube.pause.is_none());
-        let job = self.find(id).filter(|job| job.state == State::Ready && is_open(&job.tube));
+        let job = self.find(id).filter(|job| self.can_be_reserved(job) && is_open(&job.tube));
         job.is_some_and(|job| self.clients[&number].watches(&job.tube))
     }
 

@@ -36,18 +36,19 @@ impl ReplayState<'_> {
         key: JobKey,
         record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
-        let KeyRecord { digest, ttl_secs, .. } = *record;
+        let KeyRecord { digest, ttl_secs, con, .. } = *record;
         self.to_rewrite.remove(&key);
         let own = self.queue.jobs[key].unique().map(|_| Owner::Job(key));
         let owner = self.queue.find_owner(digest);
-        if owner.is_some() && owner == own {
+        if own.is_some() && (owner == own || digest.is_none()) {
             return Ok(());
         }
         for other in [owner, own].into_iter().flatten() {
             self.forget_key(other);
         }
-        self.queue.unique.try_reserve_one()?;
-        self.queue.jobs[key].key = self.queue.unique.add_of_job(NewKey { digest, ttl_secs }, key);
+        self.queue.unique.try_reserve_one(con)?;
+        self.queue.jobs[key].key =
+            self.queue.unique.add_of_job(NewKey { digest, ttl_secs, con }, key);
         let len = self.files.entry(Owner::Job(key)).live_bytes() + SHORT;
         self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
@@ -74,10 +75,10 @@ impl ReplayState<'_> {
             Some(kept) => self.forget_key(kept),
             None => {}
         }
-        self.queue.unique.try_reserve_one()?;
+        self.queue.unique.try_reserve_one(None)?;
         let kept = Owner::KeptKey(self.queue.unique.try_reserve_kept()?);
         self.files.try_reserve(kept)?;
-        self.queue.unique.add_kept(NewKey { digest, ttl_secs }, id, until);
+        self.queue.unique.add_kept(NewKey { digest, ttl_secs, con: None }, id, until);
         self.files.add(kept, (number, 0), SHORT, false);
         Ok(())
     }
