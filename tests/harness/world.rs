@@ -24,8 +24,6 @@ pub type Client = usize;
 pub enum Restart {
     Stop,
     Kill,
-    /// The machine loses what was not synced.
-    PowerCut,
 }
 
 /// A server with clients and a clock.
@@ -186,8 +184,7 @@ impl World for Core {
             self.driver.stop().expect("the disk works");
         }
         let disk = self.disk.as_ref().expect("only a server with a binlog restarts");
-        let mut random = fastrand::Rng::with_seed(0);
-        self.disk = Some(disk.after_end((how == Restart::PowerCut).then_some(&mut random)));
+        self.disk = Some(disk.after_end(None));
         self.driver = start(&self.manner, self.disk.as_ref(), now);
         self.settle();
     }

@@ -11,7 +11,6 @@ import time
 from prometheus import CLUSTER_RULES, PATIENCE_S, Prometheus, expressions, get, wait_until
 from beanstalk import Closed, Connection
 
-URL = "etcd://127.0.0.1:12379/jobs"
 # The port of each server, and its address for metrics.
 SERVERS = {11311: "127.0.0.1:11321", 11312: "127.0.0.1:11322"}
 
