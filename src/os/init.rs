@@ -19,6 +19,7 @@
 use super::sys::files;
 use super::sys::machine;
 use log::{info, warn};
+use rustix::mount::{self, MountFlags, UnmountFlags};
 use rustix::system::RebootCommand;
 use std::fmt;
 use std::fs::{self, File};
@@ -56,6 +57,9 @@ struct Mount {
 
 const LOOPBACK: &str = "lo";
 
+/// Nothing on the file system can be run.
+const SAFE_FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NOEXEC);
+
 /// The kernel's maximum. The first process begins with a limit of 4096.
 const OPEN_FILES: u64 = 1 << 20;
 
@@ -77,9 +81,12 @@ impl Machine {
     /// Returns the machine if this is its first process. From now on the machine shuts down with this
     /// process, also after a panic.
     pub fn of_this_process() -> Option<Machine> {
-        if !machine::is_first_process() || is_in_a_container() || !machine::catch_ctrl_alt_del() {
+        if !machine::is_first_process() || is_in_a_container() {
             return None;
         }
+        // On Ctrl-Alt-Del the kernel sends SIGINT to this process then, instead of restarting the machine.
+        // It refuses that in a container.
+        rustix::system::reboot(RebootCommand::CadOff).ok()?;
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             report(panic);
@@ -100,8 +107,8 @@ impl Machine {
         }
         // All variables are parsed before the first step.
         let network = parse_variable("ip", Network::parse)?.flatten();
-        let mount = parse_variable("mount", Mount::parse)?;
-        if let Err(error) = machine::mount_devices("/dev") {
+        let disk = parse_variable("mount", Mount::parse)?;
+        if let Err(error) = mount::mount("devtmpfs", "/dev", "devtmpfs", SAFE_FLAGS, None) {
             warn!("cannot mount /dev: {error}; starting without disks");
         }
         if let Some(directory) = std::env::var_os("modules") {
@@ -117,10 +124,10 @@ impl Machine {
         if let Some(network) = network {
             network.bring_up().map_err(|error| failed("ip", &error))?;
         }
-        if let Some(mount) = mount {
-            mount.mount().map_err(|error| failed("mount", &error))?;
-            info!("{} is mounted on {}", mount.device, mount.directory);
-            self.mounted = Some(mount);
+        if let Some(disk) = disk {
+            disk.mount().map_err(|error| failed("mount", &error))?;
+            info!("{} is mounted on {}", disk.device, disk.directory);
+            self.mounted = Some(disk);
         }
         Ok(())
     }
@@ -129,11 +136,11 @@ impl Machine {
     pub fn end(self, end: RebootCommand) -> ! {
         let (own_kib, free_kib) = machine::memory_kib();
         info!("the server had up to {own_kib} KiB of memory, {free_kib} KiB are free");
-        if let Some(mount) = &self.mounted
-            && let Err(error) = machine::unmount(&mount.directory)
+        if let Some(disk) = &self.mounted
+            && let Err(error) = mount::unmount(&disk.directory, UnmountFlags::empty())
         {
             // Shutting down syncs the disk.
-            warn!("cannot unmount {}: {error}; shutting down", mount.directory);
+            warn!("cannot unmount {}: {error}; shutting down", disk.directory);
         }
         machine::shut_down(end)
     }
@@ -267,7 +274,7 @@ impl Network {
 
     fn bring_up(&self) -> io::Result<()> {
         if let Some(hostname) = &self.hostname {
-            machine::set_hostname(hostname)?;
+            rustix::system::sethostname(hostname.as_bytes())?;
         }
         let is_wanted = |name: &String| match &self.interface {
             Some(wanted) => name == wanted,
@@ -317,7 +324,8 @@ impl Mount {
         fs::create_dir_all(&self.directory)?;
         wait_for(|| Path::new(&self.device).exists().then_some(()))
             .ok_or_else(|| io::Error::other("no such device; a module may be missing"))?;
-        machine::mount(&self.device, &self.directory, &self.kind)
+        let flags = SAFE_FLAGS | MountFlags::NODEV | MountFlags::NOATIME;
+        Ok(mount::mount(&*self.device, &*self.directory, &*self.kind, flags, None)?)
     }
 }
 

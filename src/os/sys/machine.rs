@@ -4,8 +4,8 @@
 use super::check;
 use crate::engine::protocol::stats::ProcessorTime;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::netdevice;
+use rustix::process::WaitOptions;
 use rustix::system::RebootCommand;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::ffi::CStr;
@@ -66,17 +66,9 @@ pub fn is_first_process() -> bool {
 
 /// Makes the kernel reap the orphans that the first process inherits, and reaps those that have ended.
 pub fn ignore_child_status() {
-    // SAFETY: ignoring a signal runs no code, and a null pointer means that no status is returned.
-    unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
-        while libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) > 0 {}
-    }
-}
-
-/// Makes the kernel send SIGINT to the first process on Ctrl-Alt-Del, instead of restarting the
-/// machine. Returns `false` if this process may not do that, as in a container.
-pub fn catch_ctrl_alt_del() -> bool {
-    rustix::system::reboot(RebootCommand::CadOff).is_ok()
+    // SAFETY: ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
 }
 
 /// Shuts the machine down, after the disks and the console have everything that was written.
@@ -108,23 +100,6 @@ pub fn load_module(file: &File, is_packed: bool) -> io::Result<()> {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Mounts a file system of type `kind`, without devices and without programs to run.
-pub fn mount(device: &str, directory: &str, kind: &str) -> io::Result<()> {
-    let flags = MountFlags::NODEV | MountFlags::NOATIME | MountFlags::NOSUID | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount(device, directory, kind, flags, None)?)
-}
-
-/// Mounts the kernel's directory of devices.
-pub fn mount_devices(directory: &str) -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount("devtmpfs", directory, "devtmpfs", flags, None)?)
-}
-
-/// Unmounts a file system. That fails while it is in use.
-pub fn unmount(directory: &str) -> io::Result<()> {
-    Ok(rustix::mount::unmount(directory, UnmountFlags::empty())?)
 }
 
 /// Returns the name of an input device.
@@ -210,11 +185,6 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
     argument.flags = libc::RTF_UP | libc::RTF_GATEWAY;
     // SAFETY: this request reads a route, whose device may be a null pointer.
     unsafe { control(libc::SIOCADDRT, &mut argument) }
-}
-
-/// Sets the host name.
-pub fn set_hostname(name: &str) -> io::Result<()> {
-    Ok(rustix::system::sethostname(name.as_bytes())?)
 }
 
 fn interface_request(interface: &str) -> io::Result<libc::ifreq> {

@@ -62,9 +62,7 @@ pub fn return_large_blocks(bytes: usize) {
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    // SAFETY: plain numbers.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    pages.checked_mul(u64::try_from(page_bytes).ok()?)
+    pages.checked_mul(rustix::param::page_size() as u64)
 }
 
 const PIECES: usize = 32;

@@ -34,10 +34,8 @@ pub fn inherited_sockets() -> Result<Vec<OwnedFd>, String> {
 
 /// Sets the flag that closes a descriptor in child processes. Returns `false` if it is not open.
 fn set_close_on_exec(fd: RawFd) -> bool {
-    // SAFETY: reading the flags of a descriptor is sound for every number.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-    // SAFETY: as above; only a flag of the descriptor is set.
-    flags >= 0 && unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } >= 0
+    // SAFETY: setting the only flag of a descriptor is sound for every number.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) >= 0 }
 }
 
 /// Returns whether a socket has bytes to read, or a connection to accept.
