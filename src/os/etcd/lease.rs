@@ -66,7 +66,9 @@ impl Candidate {
             };
             let now = self.shared.now();
             if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                warn!("etcd cannot serve: {failure}; trying again");
+                warn!(
+                    "etcd cannot serve: {failure}; trying again; check that etcd runs there, and the URL of -b"
+                );
                 logged_at = Some(now);
             }
             sleep(RETRY_PAUSE).await;
