@@ -35,7 +35,7 @@ use crate::os::resolve;
 use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
 use crate::os::sys::user::{self, Identity};
-use crate::os::sys::{files, machine, memory, sockets};
+use crate::os::sys::{files, machine, memory};
 use log::{info, warn};
 use socket2::Socket;
 use std::fmt::Display;
@@ -48,7 +48,6 @@ use std::path::Path;
 const EXIT_DATABASE: u8 = 32;
 const EXIT_UNKNOWN_USER: u8 = 33;
 const EXIT_USER: u8 = 34;
-const EXIT_LISTEN: u8 = 111;
 /// The exit code for wrong flags.
 pub const EXIT_USAGE: u8 = 5;
 /// The exit code when a binlog cannot be used.
@@ -62,6 +61,27 @@ const DESCRIPTORS_FOR_METRICS: usize = 5;
 /// For connections to the nodes, name resolution and events.
 const DESCRIPTORS_FOR_ETCD: usize = 16;
 
+/// What a server has before it serves.
+struct Start<'o> {
+    options: &'o Options,
+    user: Option<Identity>,
+    signals: Signals,
+    monitor: Monitor,
+    clock: Clock,
+}
+
+/// Why a start has ended before the first client.
+enum Ended {
+    Stopped(Stop),
+    Failed(Failure),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Ended {
+        Ended::Failed(failure)
+    }
+}
+
 /// Starts the server, and serves until a signal stops it, which is returned. `machine` is set up too, if this
 /// is its first process.
 pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Failure> {
@@ -71,7 +91,7 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     memory::return_large_blocks(PAGE_BYTES);
     memory::keep_headroom();
     // Before anything else opens a descriptor.
-    let inherited = sockets::inherited_sockets().map_err(cannot_listen)?;
+    let inherited = listen::inherited()?;
     init::reap_orphans();
     if let Some(machine) = machine {
         machine.prepare(options.user.as_deref()).map_err(|why| Failure::new(1, why))?;
@@ -87,88 +107,131 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     }
     let signals = Signals::take().map_err(Failure::of_system("block signals"))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
-    let is_in_etcd = matches!(options.binlog, Some(BinlogPlace::Etcd(_)));
-    if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
-        check_sockets(etcd, options, !inherited.is_empty())?;
-    }
-    let early = match inherited.is_empty() {
-        false => Some(adopt(options, inherited)?),
-        true if is_in_etcd => Some(Vec::new()),
-        true => open_early(&options.listen, user)?,
+    let open_early = |at| listen::open_early(at, user);
+    let early = match &options.binlog {
+        Some(BinlogPlace::Etcd(etcd)) => {
+            check_sockets(etcd, options, !inherited.is_empty())?;
+            Some(Vec::new())
+        }
+        Some(BinlogPlace::Directory(_)) | None if inherited.is_empty() => {
+            open_early(&options.listen)?
+        }
+        Some(BinlogPlace::Directory(_)) | None => {
+            let is_there = |listener| listen::is_at(listener, &options.listen);
+            if options.names_address && !inherited.iter().any(is_there) {
+                warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
+            }
+            Some(inherited)
+        }
     };
-    let early_metrics = options.metrics.as_ref().map(|at| open_early(at, user)).transpose()?;
+    let early_metrics = options.metrics.as_ref().map(open_early).transpose()?;
     let directory = match &options.binlog {
         Some(BinlogPlace::Directory(path)) => Some(lock(path, options, user)?),
         Some(BinlogPlace::Etcd(_)) | None => None,
     };
-    let listeners = early.map_or_else(|| open(&options.listen, user), Ok)?;
-    log_listeners("listening on", &listeners);
-    let metrics = options.metrics.as_ref().zip(early_metrics);
-    let metrics =
-        metrics.map(|(at, early)| early.map_or_else(|| open(at, user), Ok)).transpose()?;
-    let metrics_server = metrics.map(|listeners| {
-        log_listeners("serving metrics on", &listeners);
+    let open = |what, at, early: Option<Vec<Socket>>| {
+        let listeners = early.map_or_else(|| listen::open(at, user), Ok)?;
+        log_listeners(what, &listeners);
+        Ok::<_, Failure>(listeners)
+    };
+    let listeners = open("listening on", &options.listen, early)?;
+    let metrics = options.metrics.as_ref().zip(early_metrics).map(|(at, early)| {
+        let listeners = open("serving metrics on", at, early)?;
         MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
     });
-    let metrics_server = metrics_server.transpose()?;
-    if let (Some(name), Some(identity)) = (&options.user, user) {
-        become_user(name, identity)?;
+    let metrics = metrics.transpose()?;
+    if let (Some(name), Some(identity)) = (&options.user, user)
+        && !user::become_user(identity).map_err(cannot_become(name))?
+    {
+        warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
     }
     let clock = Clock::start();
-    let monitor = Monitor::new(Notifier::from_environment(clock.now()), metrics_server);
-    serve(options, user, signals, monitor, clock, listeners, directory)
+    let monitor = Monitor::new(Notifier::from_environment(clock.now()), metrics);
+    let start = Start { options, user, signals, monitor, clock };
+    match start.event_loop(listeners, directory) {
+        Ok(event_loop) => event_loop.run(),
+        Err(Ended::Stopped(stop)) => Ok(stop),
+        Err(Ended::Failed(failure)) => Err(failure),
+    }
 }
 
-/// Recovers the jobs, as soon as this server leads its cluster, and serves.
-fn serve(
-    options: &Options,
-    user: Option<Identity>,
-    signals: Signals,
-    mut monitor: Monitor,
-    clock: Clock,
-    mut listeners: Vec<Socket>,
-    directory: Option<Directory>,
-) -> Result<Stop, Failure> {
-    let mut server = Server::new(options.settings, Limits::DEFAULT, facts(&clock), clock.now());
-    let mut wakers = LoopWakers { membership: None, disk: None };
-    let mut recover = |place: &dyn Display, disk, syncing, monitor: &mut Monitor| {
-        recover(&mut server, place, disk, syncing, &signals, monitor, &clock)
-    };
-    let stopped = match (&options.binlog, directory) {
-        (Some(BinlogPlace::Etcd(etcd)), _) => {
+impl Start<'_> {
+    /// Recovers the jobs, as soon as this server leads its cluster. Returns the loop that serves them.
+    fn event_loop(
+        mut self,
+        mut listeners: Vec<Socket>,
+        directory: Option<Directory>,
+    ) -> Result<EventLoop, Ended> {
+        let options = self.options;
+        let facts = facts(&self.clock);
+        let mut server = Server::new(options.settings, Limits::DEFAULT, facts, self.clock.now());
+        let mut wakers = LoopWakers { membership: None, disk: None };
+        if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
             let membership = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;
-            let stopped = standby::wait_to_lead(&membership, etcd, &signals, &mut monitor, &clock)?;
-            let stopped = if stopped.is_none() {
-                listeners = open(&options.listen, user)?;
-                log_listeners("listening on", &listeners);
-                // The disk keeps the order of changes, and a reply waits for them.
-                let disk = membership.disk();
-                let recovered = recover(&etcd.url, disk, Syncing::Never, &mut monitor);
-                // Nothing can be read or written after the lease has ended, or if etcd has lost something.
-                membership.check().map_err(cannot_lead(etcd))?;
-                recovered?
-            } else {
-                stopped
-            };
+            self.wait_to_lead(&membership, etcd)?;
+            listeners = listen::open(&options.listen, self.user)?;
+            log_listeners("listening on", &listeners);
+            // The disk keeps the order of changes, and a reply waits for them.
+            let disk = membership.disk();
+            let recovered = self.recover(&mut server, &etcd.url, disk, Syncing::Never);
+            // Nothing can be read or written after the lease has ended, or if etcd has lost something.
+            membership.check().map_err(cannot_lead(etcd))?;
+            recovered?;
             wakers.membership = Some(membership);
-            stopped
         }
-        (Some(BinlogPlace::Directory(path)), Some(mut directory)) => {
+        if let (Some(BinlogPlace::Directory(path)), Some(mut directory)) =
+            (&options.binlog, directory)
+        {
             if options.settings.body_cache_bytes.is_some() {
                 let started = directory.start_threads();
                 wakers.disk = Some(started.map_err(Failure::of_system("start a thread"))?);
             }
-            recover(&path.display(), Box::new(directory), options.fsync, &mut monitor)?
+            self.recover(&mut server, &path.display(), Box::new(directory), options.fsync)?;
         }
-        _ => None,
-    };
-    if let Some(stop) = stopped {
-        monitor.notifier.stopping();
-        return Ok(stop);
+        let Start { signals, monitor, clock, .. } = self;
+        let most = options.max_connections;
+        Ok(EventLoop::new(server, clock, signals, monitor, listeners, most, wakers)
+            .map_err(cannot_wait)?)
     }
-    EventLoop::new(server, clock, signals, monitor, listeners, options.max_connections, wakers)
-        .map_err(cannot_wait)?
-        .run()
+
+    /// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
+    /// unchanged.
+    fn recover(
+        &mut self,
+        server: &mut Server<Socket>,
+        place: &dyn Display,
+        disk: Box<dyn Disk>,
+        syncing: Syncing,
+    ) -> Result<(), Ended> {
+        let failed = |error: ReplayError| {
+            let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
+            Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
+        };
+        let begun_at = self.clock.now();
+        let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
+        while let Some(file) = replay.next_file() {
+            self.check_stop()?;
+            let now = self.clock.now();
+            self.monitor.notifier.reading(file, now);
+            self.monitor.answer(ServerState::Starting, now).map_err(cannot_wait)?;
+            replay.read_file().map_err(failed)?;
+        }
+        self.check_stop()?;
+        let recovered = replay.finish(self.clock.now()).map_err(failed)?;
+        let Recovered { jobs, files, used_bytes, .. } = recovered;
+        let took_ms = self.clock.now().since(begun_at).as_nanos() / 1_000_000;
+        info!(
+            "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
+        );
+        Ok(())
+    }
+
+    /// Ends the start if a stop signal has arrived.
+    fn check_stop(&mut self) -> Result<(), Ended> {
+        let Some(stop) = self.signals.pending_stop() else { return Ok(()) };
+        self.monitor.notifier.stopping();
+        Err(Ended::Stopped(stop))
+    }
 }
 
 /// Fails if the limit of open files is too low for the flags: the server would not answer.
@@ -213,42 +276,6 @@ fn check_sockets(
     Err(Failure::new(EXIT_USAGE, format!("-b {}: {why}", etcd.url)))
 }
 
-/// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
-/// unchanged.
-fn recover(
-    server: &mut Server<Socket>,
-    place: &dyn Display,
-    disk: Box<dyn Disk>,
-    syncing: Syncing,
-    signals: &Signals,
-    monitor: &mut Monitor,
-    clock: &Clock,
-) -> Result<Option<Stop>, Failure> {
-    let failed = |error: ReplayError| {
-        let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
-        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
-    };
-    let begun_at = clock.now();
-    let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
-    while let Some(file) = replay.next_file() {
-        if let Some(stop) = signals.pending_stop() {
-            return Ok(Some(stop));
-        }
-        monitor.notifier.reading(file, clock.now());
-        monitor.answer(ServerState::Starting, clock.now()).map_err(cannot_wait)?;
-        replay.read_file().map_err(failed)?;
-    }
-    if let Some(stop) = signals.pending_stop() {
-        return Ok(Some(stop));
-    }
-    let Recovered { jobs, files, used_bytes, .. } = replay.finish(clock.now()).map_err(failed)?;
-    let took_ms = clock.now().since(begun_at).as_nanos() / 1_000_000;
-    info!(
-        "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
-    );
-    Ok(None)
-}
-
 /// Returns the exit code: another one if the disk itself fails, unlike a lack of space or permission.
 fn exit_code_of_replay(error: &ReplayError) -> u8 {
     match error {
@@ -270,43 +297,11 @@ fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(membership::Failure) -> Failure + 
     |error| Failure::new(error.exit_code(), format!("-b {}: {error}", etcd.url))
 }
 
-fn cannot_listen(why: String) -> Failure {
-    Failure::new(EXIT_LISTEN, why)
-}
-
-// ---- Sockets ----
-
-/// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
-/// opened once the binlog is locked.
-fn open_early(at: &Address, user: Option<Identity>) -> Result<Option<Vec<Socket>>, Failure> {
-    match at {
-        Address::Unix { path, .. } => {
-            listen::check_unused(path).map(|()| None).map_err(cannot_listen)
-        }
-        Address::Tcp { .. } => open(at, user).map(Some),
-    }
-}
-
-fn open(at: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Failure> {
-    listen::open(at, user).map_err(cannot_listen)
-}
-
-fn adopt(options: &Options, inherited: Vec<OwnedFd>) -> Result<Vec<Socket>, Failure> {
-    let inherited = listen::adopt(inherited).map_err(cannot_listen)?;
-    let is_there = |listener| listen::is_at(listener, &options.listen);
-    if options.names_address && !inherited.iter().any(is_there) {
-        warn!("-l, -p and --socket-mode have no effect: the sockets are inherited");
-    }
-    Ok(inherited)
-}
-
 fn log_listeners(what: &str, listeners: &[Socket]) {
     for listener in listeners {
         info!("{what} {}", listen::name_of(listener));
     }
 }
-
-// ---- The user ----
 
 fn find_user(name: &str) -> Result<Identity, Failure> {
     match resolve::user(name) {
@@ -321,13 +316,6 @@ fn find_user(name: &str) -> Result<Identity, Failure> {
 
 fn cannot_become(name: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::new(EXIT_USER, format!("-u {name}: cannot become this user: {error}"))
-}
-
-fn become_user(name: &str, identity: Identity) -> Result<(), Failure> {
-    if !user::become_user(identity).map_err(cannot_become(name))? {
-        warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
-    }
-    Ok(())
 }
 
 /// Locks the directory of the binlog, with a lock file that belongs to `user`.

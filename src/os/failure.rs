@@ -23,6 +23,11 @@ impl Failure {
         Failure { exit_code, message: message.into() }
     }
 
+    /// Returns the failure to listen on an address, with the exit code of C beanstalkd.
+    pub fn of_listening(message: String) -> Failure {
+        Failure::new(111, message)
+    }
+
     /// Returns the failure of a system call that the server needs.
     pub fn of_system(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
         move |error| Failure::new(1, format!("cannot {what}: {error}"))

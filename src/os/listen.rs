@@ -1,10 +1,10 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager. Accepting a connection gives
 //! a socket that does not block.
 
-use super::failure::remedy;
+use super::failure::{Failure, remedy};
 use super::resolve;
-use super::sys::files;
 use super::sys::user::{self, Identity};
+use super::sys::{files, sockets};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs::OpenOptions;
 use std::io;
@@ -47,13 +47,28 @@ pub enum Port {
 const BACKLOG: i32 = 4096;
 
 /// Opens all sockets for `address`. A Unix socket with a mode belongs to `user`, if there is one.
-///
-/// # Errors
-/// A message that names the address and the reason.
-pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, String> {
+pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Failure> {
     match address {
-        Address::Tcp { host, port } => open_tcp(host.as_deref(), port.number()?),
+        Address::Tcp { host, port } => {
+            port.number().and_then(|port| open_tcp(host.as_deref(), port))
+        }
         Address::Unix { path, mode } => open_unix(path, *mode, user).map(|socket| vec![socket]),
+    }
+    .map_err(Failure::of_listening)
+}
+
+/// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
+/// opened once the binlog is locked.
+pub fn open_early(
+    address: &Address,
+    user: Option<Identity>,
+) -> Result<Option<Vec<Socket>>, Failure> {
+    match address {
+        Address::Unix { path, .. } => match has_stale_socket(path) {
+            Ok(_) => Ok(None),
+            Err(why) => Err(Failure::of_listening(why)),
+        },
+        Address::Tcp { .. } => open(address, user).map(Some),
     }
 }
 
@@ -160,11 +175,6 @@ fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<S
     open().map_err(failed)
 }
 
-/// Checks that no server listens at a path, and that [`open`] would replace nothing but a socket.
-pub fn check_unused(path: &Path) -> Result<(), String> {
-    has_stale_socket(path).map(|_| ())
-}
-
 /// Returns whether there is a socket at `path` on which no server listens: the kernel refuses to
 /// connect to it. A server that does not accept connections still listens, though its backlog may be
 /// full.
@@ -212,17 +222,20 @@ fn change_owner(path: &Path, to: Identity) -> io::Result<()> {
     changed.map_err(|error| io::Error::other(format!("cannot change its owner: {error}")))
 }
 
-/// Adopts sockets from a service manager. Each must be a listening stream socket, TCP or Unix.
-pub fn adopt(descriptors: Vec<OwnedFd>) -> Result<Vec<Socket>, String> {
+/// Returns the sockets from a service manager. Each must be a listening stream socket, TCP or Unix. The caller
+/// calls it once, before the process opens any descriptor.
+pub fn inherited() -> Result<Vec<Socket>, Failure> {
     let adopt = |descriptor: OwnedFd| {
         let number = descriptor.as_raw_fd();
-        adopt_one(Socket::from(descriptor))
+        adopt(Socket::from(descriptor))
             .map_err(|why| format!("cannot listen on inherited descriptor {number}: {why}"))
     };
-    descriptors.into_iter().map(adopt).collect()
+    sockets::inherited_sockets()
+        .and_then(|descriptors| descriptors.into_iter().map(adopt).collect())
+        .map_err(Failure::of_listening)
 }
 
-fn adopt_one(socket: Socket) -> io::Result<Socket> {
+fn adopt(socket: Socket) -> io::Result<Socket> {
     let address = socket.local_addr()?;
     if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
         return Err(io::Error::other("not a listening stream socket"));
@@ -283,8 +296,8 @@ mod tests {
         let inherited = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = inherited.local_addr().expect("it is bound");
         let _client = std::net::TcpStream::connect(address).expect("it listens");
-        let listeners = adopt(vec![inherited.into()]).expect("it listens");
-        let (socket, _) = accept(&listeners[0]).expect("a client has come");
+        let listener = adopt(inherited.into()).expect("it listens");
+        let (socket, _) = accept(&listener).expect("a client has come");
         assert_eq!(socket.tcp_nodelay().ok(), Some(true));
     }
 
