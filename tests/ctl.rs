@@ -200,7 +200,7 @@ fn status_shows_tubes_in_trouble_first_and_not_itself() {
 #[test]
 fn tables_have_80_columns_with_the_longest_names() {
     let server = Server::ours(&[]);
-    let long = |first: char| format!("{first}{}", "x".repeat(198));
+    let long = |first: char| format!("{first}{}", "x".repeat(199));
     for first in ['a', 'b'] {
         server.bury(&long(first), 1);
     }
@@ -322,28 +322,25 @@ fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
 
 #[test]
 fn workers_show_who_holds_what() {
-    let document = |text: &str| format!("OK {}\r\n{text}\r\n", text.len());
-    let place = fake(move |line| match line.split(' ').next().unwrap() {
-        "list-clients" => document(
-            "---\nnext: 0\nclients:\n\
-             - {id: 5, address: \"10.0.0.7:51514\", age: 90, activity: waiting, reserved: 0, watching: 2, using: \"mail\"}\n\
-             - {id: 6, address: \"10.0.0.8:51514\", age: 9, activity: idle, reserved: 1, watching: 1, using: \"7\"}\n",
-        ),
-        "list-tubes" => document("---\n- mail\n"),
-        "stats-tube" => document("---\nname: \"mail\"\ncurrent-jobs-reserved: 1\n"),
-        "list-jobs" => {
-            document("---\nnext: 0\njobs:\n- {id: 17, state: reserved, client: 6, held: 312}\n")
-        }
-        _ => "UNKNOWN_COMMAND\r\n".into(),
-    });
-    let done = run(&["-s", &place, "workers", "--json"]);
-    let lines: Vec<Value> =
-        done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // The client that holds a job comes first.
-    assert_eq!(ids(&lines), [6, 5]);
-    assert_eq!(lines[0]["using"], "7");
-    assert_eq!(lines[0]["jobs"], serde_json::json!([{"id": 17, "tube": "mail", "held": 312}]));
-    assert_eq!(lines[1]["jobs"], serde_json::json!([]));
+    let server = Server::ours(&[]);
+    let mut idle = server.worker("mail");
+    idle.expect_service();
+    let mut busy = server.worker("mail");
+    busy.put("x");
+    busy.expect("reserve\r\n", "RESERVED 1 1");
+    let clients = server.json(&["workers", "mail"]);
+    // The client that holds a job comes first, and the tool is not listed.
+    assert_eq!(clients.len(), 2);
+    assert_eq!((&clients[0]["reserved"], &clients[0]["using"]), (&1.into(), &"mail".into()));
+    let held = &clients[0]["jobs"][0];
+    assert_eq!((&held["id"], &held["tube"]), (&1.into(), &"mail".into()));
+    assert_eq!(held["client"], clients[0]["id"]);
+    assert_eq!(clients[1]["jobs"], serde_json::json!([]));
+    let table = server.ok(&["workers"]);
+    assert!(table.contains("job 1 of mail 0s") && table.lines().count() == 3, "{table}");
+    assert!(server.ok(&["job", "1"]).contains("client: "));
+    assert_eq!(server.json(&["jobs", "mail", "--state", "reserved"])[0]["client"], held["client"]);
+    server.expect(&["workers", "gone"], 1, "", "tube gone: not found");
 }
 
 // ---- Act ----

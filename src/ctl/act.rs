@@ -1,11 +1,10 @@
 //! `retry`, `delete`, `flush` and `put`.
 
-use super::args;
-use super::conn::{Conn, WINDOW};
-use super::look::{self, Otherwise, Pages, Tube};
-use super::print::grouped;
+use super::conn::{Conn, Fields, WINDOW, lacks};
+use super::look::{self, Pages, Tube};
+use super::print::{grouped, json_object};
 use super::work::{Work, confirm};
-use super::{Args, Ctl, EXIT_PARTLY, complain, print, usage_error};
+use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, usage_error};
 use crate::engine::text::name_prefix_len;
 use crate::os::failure::Failure;
 use std::io::{self, Read};
@@ -16,21 +15,18 @@ pub const DEFAULT_TTR: u32 = 60;
 
 /// `retry`
 pub fn retry(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let takes_delayed = args.has("delayed");
-    let limit = args.number("limit")?;
+    let states = if args.has("delayed") { &["buried", "delayed"][..] } else { &["buried"] };
+    let limit: Option<u64> = args.number("limit")?;
     if !args.has("all") && limit.is_none() {
-        return retry_ids(ctl, args, takes_delayed);
+        let needs = "retry: needs ids of jobs, or a tube with --all or --limit N";
+        return retry_ids(ctl, &args.ids(0).map_err(|_| usage_error(needs))?, states);
     }
-    let [name] = &args.words[..] else {
-        return Err(usage_error("retry: --all and --limit need one tube"));
+    let ([name], false) = (&args.words[..], args.has("all") && limit.is_some()) else {
+        return Err(usage_error("retry: needs one tube, and --all or --limit N"));
     };
-    if args.has("all") && limit.is_some() {
-        return Err(usage_error("retry: --all and --limit exclude each other"));
-    }
     let mut left = limit.unwrap_or(u64::MAX);
     let mut conn = ctl.connect()?;
     let tube = look::tube(&mut conn, name)?;
-    let states = if takes_delayed { &["buried", "delayed"][..] } else { &["buried"] };
     let total = left.min(states.iter().map(|state| tube.jobs(state)).sum());
     if ctl.is_dry_run {
         print(&format!("would retry {total} jobs of tube {name}"))?;
@@ -39,45 +35,29 @@ pub fn retry(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     if args.has("all") {
         confirm(ctl, &format!("Retry {} jobs of tube {name}?", grouped(total)))?;
     }
-    let mut work = Work::start("retried", total);
+    let mut work = Work::start(ctl, "retried", "", total);
     let ended = states.iter().try_for_each(|state| {
-        let mut pages = Pages::new(name, state, 0, left.min(tube.jobs(state)));
-        while !work.is_stopped()
-            && let jobs @ [_, ..] = &pages.next(&mut conn, Otherwise::Peek)?[..]
-        {
-            let ids: Vec<u64> = jobs.iter().map(|job| job.number("id")).collect();
-            // A job that is gone since it was listed needs no retry.
-            let kicked = each(&mut conn, "kick-job", "KICKED", &ids, |_| ())?;
-            work.add(kicked);
-            left -= kicked;
-        }
+        let before = work.done;
+        all(&mut conn, &tube, state, left, ("kick-job", "KICKED"), &mut work)?;
+        left -= work.done - before;
         Ok(())
     });
     work.end(ended)
 }
 
-fn retry_ids(ctl: &Ctl, args: &Args, takes_delayed: bool) -> Result<u8, Failure> {
-    let needs = "retry: needs ids of jobs, or a tube with --all or --limit N";
-    let ids = args.ids(0).map_err(|_| usage_error(needs))?;
+fn retry_ids(ctl: &Ctl, ids: &[u64], states: &[&str]) -> Result<u8, Failure> {
     let mut conn = ctl.connect()?;
-    on_ids(ctl, ids, ("would retry", "retried"), |work, window, is_dry_run| {
-        let mut found = Vec::new();
-        for (&id, job) in window.iter().zip(look::jobs(&mut conn, window)?) {
-            match job.as_ref().map(|job| job.text("state")) {
-                None => work.fail(&not_found(id)),
-                Some("buried") => found.push(id),
-                Some("delayed") if takes_delayed => found.push(id),
-                Some("delayed") => {
-                    work.fail(&format!("job {id}: delayed; retry --delayed takes it"))
-                }
-                Some(state) => work.fail(&format!("job {id}: {state}, not buried")),
-            }
-        }
-        match is_dry_run {
-            true => Ok(found.len() as u64),
-            false => each(&mut conn, "kick-job", "KICKED", &found, |id| work.fail(&not_found(id))),
-        }
-    })
+    let mut work = Work::start(ctl, "retried", "would retry", ids.len() as u64);
+    let ended = in_windows(&mut work, ids, |work, window| {
+        let jobs = named(&mut conn, window, work, |job| match job.text("state") {
+            "delayed" if !states.contains(&"delayed") => Some("delayed; --delayed takes it".into()),
+            "buried" | "delayed" => None,
+            state => Some(format!("{state}, not buried")),
+        })?;
+        let ids: Vec<u64> = jobs.iter().map(|job| job.number("id")).collect();
+        each(&mut conn, ctl, &ids, ("kick-job", "KICKED"), work)
+    });
+    work.end(ended)
 }
 
 /// `delete`
@@ -87,109 +67,132 @@ pub fn delete(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     if ids.len() > 1 && !ctl.is_dry_run {
         confirm(ctl, &format!("Delete {} jobs?", grouped(ids.len() as u64)))?;
     }
-    on_ids(ctl, ids, ("would delete", "deleted"), |work, window, is_dry_run| {
-        if !is_dry_run {
-            return each(&mut conn, "delete", "DELETED", window, |id| {
-                work.fail(&format!("job {id}: not found, or held by a worker"));
-            });
-        }
-        let jobs = look::jobs(&mut conn, window)?;
-        for (&id, _) in window.iter().zip(&jobs).filter(|(_, job)| job.is_none()) {
-            work.fail(&not_found(id));
-        }
-        Ok(jobs.iter().flatten().count() as u64)
-    })
-}
-
-pub fn not_found(id: u64) -> String {
-    format!("job {id}: not found")
-}
-
-/// Works on these jobs, a window of them at a time. `would` is the
-/// beginning of the last line of a dry run, `done` that of the others.
-fn on_ids(
-    ctl: &Ctl,
-    ids: Vec<u64>,
-    (would, done): (&'static str, &'static str),
-    mut act: impl FnMut(&mut Work, &[u64], bool) -> Result<u64, Failure>,
-) -> Result<u8, Failure> {
-    let mut work = Work::start(if ctl.is_dry_run { would } else { done }, ids.len() as u64);
-    let ended = ids.chunks(WINDOW).try_for_each(|window| {
-        if !work.is_stopped() {
-            let done = act(&mut work, window, ctl.is_dry_run)?;
-            work.add(done);
-        }
-        Ok(())
+    let mut work = Work::start(ctl, "deleted", "would delete", ids.len() as u64);
+    let ended = in_windows(&mut work, &ids, |work, window| match ctl.is_dry_run {
+        true => named(&mut conn, window, work, |_| None).map(|jobs| work.add(jobs.len() as u64)),
+        false => each(&mut conn, ctl, window, ("delete", "DELETED"), work),
     });
     work.end(ended)
 }
 
-/// Sends a request for each job, and returns the number of those with the reply `done`.
-fn each(
-    conn: &mut Conn,
-    request: &str,
-    done: &str,
+/// Works on a window of the jobs after the other.
+fn in_windows(
+    work: &mut Work,
     ids: &[u64],
-    mut missing: impl FnMut(u64),
-) -> Result<u64, Failure> {
-    let requests: Vec<String> = ids.iter().map(|id| format!("{request} {id}")).collect();
-    let mut count = 0;
-    let replies = conn.ask_all(&requests)?;
-    for (&id, reply) in ids.iter().zip(replies) {
-        match reply.is("NOT_FOUND") {
-            true => missing(id),
-            false => count += reply.expect(done).map(|_| 1)?,
+    mut act: impl FnMut(&mut Work, &[u64]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for window in ids.chunks(WINDOW) {
+        if !work.is_stopped() {
+            act(work, window)?;
         }
     }
-    Ok(count)
+    Ok(())
+}
+
+/// Returns the statistics of these jobs, except those that are gone or for which `refuse` has a reason. They
+/// are reported.
+pub fn named(
+    conn: &mut Conn,
+    ids: &[u64],
+    work: &mut Work,
+    refuse: impl Fn(&Fields) -> Option<String>,
+) -> Result<Vec<Fields>, Failure> {
+    let mut jobs = Vec::new();
+    for (id, job) in ids.iter().zip(look::jobs(conn, ids)?) {
+        match job
+            .ok_or_else(|| "not found".into())
+            .and_then(|job| refuse(&job).map_or(Ok(job), Err))
+        {
+            Ok(job) => jobs.push(job),
+            Err(reason) => work.fail(&format!("job {id}: {reason}")),
+        }
+    }
+    Ok(jobs)
+}
+
+/// Sends a request for each of these jobs, and reports those that are gone.
+fn each(
+    conn: &mut Conn,
+    ctl: &Ctl,
+    ids: &[u64],
+    (request, done): (&str, &str),
+    work: &mut Work,
+) -> Result<(), Failure> {
+    if ctl.is_dry_run {
+        work.add(ids.len() as u64);
+        return Ok(());
+    }
+    for (id, reply) in ids.iter().zip(conn.ask_each(ids, |id| format!("{request} {id}"))?) {
+        match reply.line == "NOT_FOUND" {
+            true => work.fail(&format!("job {id}: not found, or held by a worker")),
+            false => reply.expect(done).map(|_| work.add(1))?,
+        }
+    }
+    Ok(())
+}
+
+/// Sends a request for each job of a tube in a state, for at most `limit`. A job that is gone since it
+/// was listed needs none.
+fn all(
+    conn: &mut Conn,
+    tube: &Tube,
+    state: &'static str,
+    limit: u64,
+    (request, done): (&str, &str),
+    work: &mut Work,
+) -> Result<(), Failure> {
+    let mut pages = Pages::new(&tube.name, state, 0, limit.min(tube.jobs(state)), true);
+    while !work.is_stopped()
+        && let jobs @ [_, ..] = &pages.next(conn)?[..]
+    {
+        let replies = conn.ask_each(jobs, |job| format!("{request} {}", job.text("id")))?;
+        for reply in replies.into_iter().filter(|reply| reply.line != "NOT_FOUND") {
+            reply.expect(done).map(|_| work.add(1))?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the jobs of a tube, except those that workers hold.
+pub fn delete_all(
+    conn: &mut Conn,
+    tube: &Tube,
+    state: &'static str,
+    work: &mut Work,
+) -> Result<(), Failure> {
+    all(conn, tube, state, u64::MAX, ("delete", "DELETED"), work)
 }
 
 /// `flush`
 pub fn flush(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let name = args::tube(&args.words[0])?;
-    let is_buried = args.has("buried");
-    let (word, state) = if is_buried { ("flush-buried", "buried") } else { ("flush-tube", "any") };
+    let (word, state, kind) = match args.has("buried") {
+        true => ("flush-buried", "buried", "buried jobs"),
+        false => ("flush-tube", "any", "jobs"),
+    };
     let mut conn = ctl.connect()?;
     let tube = look::tube(&mut conn, name)?;
-    let kind = if is_buried { "buried jobs" } else { "jobs" };
     let total = tube.jobs(state);
     if ctl.is_dry_run {
         print(&format!("would delete {total} {kind} of tube {name}"))?;
         return Ok(0);
     }
     confirm(ctl, &format!("Delete {} {kind} of tube {name}?", grouped(total)))?;
-    let mut work = Work::start("deleted", total);
+    let mut work = Work::start(ctl, "deleted", "", total);
     let reply = conn.ask(&format!("{word} {name}"))?;
-    let ended = match reply.is("UNKNOWN_COMMAND") {
-        true => delete_one_by_one(&mut conn, &tube, state, &mut work),
+    let ended = match reply.line.as_str() {
+        "UNKNOWN_COMMAND" => {
+            let ended = delete_all(&mut conn, &tube, state, &mut work);
+            if state == "any" && tube.jobs("reserved") > 0 {
+                work.fail(&format!("tube {name}: {} held jobs stay", tube.jobs("reserved")));
+            }
+            ended
+        }
         // Without a job, the tube may be gone since.
-        false if reply.is("NOT_FOUND") => Ok(()),
-        false => reply.expect("FLUSHED").map(|line| {
-            work.add(line.split(' ').nth(1).and_then(|count| count.parse().ok()).unwrap_or(0));
-        }),
+        "NOT_FOUND" => Ok(()),
+        _ => reply.expect("FLUSHED").map(|line| work.add(line[8..].parse().unwrap_or(0))),
     };
     work.end(ended)
-}
-
-/// Deletes jobs of a tube, except those that workers hold.
-pub fn delete_one_by_one(
-    conn: &mut Conn,
-    tube: &Tube,
-    state: &'static str,
-    work: &mut Work,
-) -> Result<(), Failure> {
-    let limit = tube.jobs(state);
-    let mut pages = Pages::new(&tube.name, state, 0, limit);
-    while !work.is_stopped()
-        && let jobs @ [_, ..] = &pages.next(conn, Otherwise::Peek)?[..]
-    {
-        let ids: Vec<u64> = jobs.iter().map(|job| job.number("id")).collect();
-        work.add(each(conn, "delete", "DELETED", &ids, |_| ())?);
-    }
-    if state == "any" && tube.held > 0 {
-        work.fail(&format!("tube {}: {} held jobs stay", tube.name, tube.held));
-    }
-    Ok(())
 }
 
 /// `put`
@@ -204,24 +207,19 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
             "--key {key}: not a key, such as order-17 or order-17:600"
         )));
     }
-    let body = match args.words.get(1) {
-        Some(body) => body.clone().into_bytes(),
-        None => {
-            let mut body = Vec::new();
-            let read = io::stdin().lock().read_to_end(&mut body);
-            read.map_err(|error| {
-                Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}"))
-            })?;
-            body
-        }
-    };
+    let mut body = Vec::new();
+    if let Some(word) = args.words.get(1) {
+        body.extend(word.bytes());
+    } else if let Err(error) = io::stdin().lock().read_to_end(&mut body) {
+        return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
+    }
     if ctl.is_dry_run {
         print(&format!("would put {} bytes into tube {tube}", body.len()))?;
         return Ok(0);
     }
     let mut conn = ctl.connect()?;
     if key.is_some() && !conn.has_keys()? {
-        return Err(super::conn::lacks("unique keys"));
+        return Err(lacks("unique keys"));
     }
     conn.use_tube(tube)?;
     let key = key.map_or(String::new(), |key| format!(" idp:{key}"));
@@ -231,18 +229,14 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     if let Some(state) = words.next() {
         complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
     }
-    match ctl.is_json {
-        true => print(&format!("{{\"id\":{id}}}"))?,
-        false => print(id)?,
-    }
+    print(&if ctl.is_json { json_object([("id", id.into())]) } else { id.into() })?;
     Ok(0)
 }
 
 /// Returns whether `text` is a key of a unique job, or a key and its time to live.
 pub fn is_key(text: &str) -> bool {
-    let Some(len) = name_prefix_len(text.as_bytes()) else { return false };
-    text[len..].is_empty()
-        || text[len..]
-            .strip_prefix(':')
-            .is_some_and(|ttl| !ttl.is_empty() && ttl.bytes().all(|byte| byte.is_ascii_digit()))
+    let Some((_, ttl)) = name_prefix_len(text.as_bytes()).map(|len| text.split_at(len)) else {
+        return false;
+    };
+    ttl.is_empty() || ttl.strip_prefix(':').is_some_and(|ttl| ttl.parse::<u32>().is_ok())
 }

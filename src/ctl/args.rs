@@ -6,6 +6,7 @@ use crate::engine::text::is_tube_name;
 use crate::os::failure::Failure;
 use getopts::{Matches, ParsingStyle};
 use std::ffi::OsString;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// What a command line asks for.
@@ -16,15 +17,14 @@ pub enum Request {
     Run(&'static Command, Ctl, Args),
 }
 
-/// The words after the command, and the options of some commands.
+/// The words after the command, and the options.
 pub struct Args {
     pub words: Vec<String>,
     matches: Matches,
 }
 
-/// The options of the command line, in the form of getopts: a letter, a name, its argument, help. Those
-/// without help are described with their commands.
-const OPTIONS: [(&str, &str, &str, &str); 25] = [
+/// The options of all commands: a letter, a name, its argument, help.
+const OPTIONS: [(&str, &str, &str, &str); 7] = [
     ("s", "server", "SERVER", "HOST[:PORT] or unix:PATH ($BEANSTALKD)"),
     ("", "json", "", "print one JSON object a line"),
     ("n", "dry-run", "", "print what would happen, and change nothing"),
@@ -32,28 +32,7 @@ const OPTIONS: [(&str, &str, &str, &str); 25] = [
     ("", "timeout", "SECS", "time to connect, and for each reply (5 s)"),
     ("h", "help", "", "print this help"),
     ("v", "version", "", "print the version"),
-    ("", "state", "S", ""),
-    ("", "after", "ID", ""),
-    ("", "limit", "N", ""),
-    ("", "body", "", ""),
-    ("", "all", "", ""),
-    ("", "delayed", "", ""),
-    ("", "buried", "", ""),
-    ("", "held", "", ""),
-    ("", "within", "TIME", ""),
-    ("", "take", "", ""),
-    ("", "tube", "T", ""),
-    ("", "jobs", "N", ""),
-    ("", "connections", "N", ""),
-    ("", "size", "S", ""),
-    ("", "pri", "N", ""),
-    ("", "delay", "T", ""),
-    ("", "ttr", "T", ""),
-    ("", "key", "K", ""),
 ];
-
-/// The first of [`OPTIONS`], which all commands have.
-const COMMON: usize = 7;
 
 const DEFAULT_SERVER: &str = "127.0.0.1:11300";
 const DEFAULT_PORT: &str = "11300";
@@ -63,18 +42,36 @@ pub fn usage_error(message: &str) -> Failure {
     Failure::new(EXIT_USAGE, format!("{message}\nTry 'beanstalkctl --help'."))
 }
 
+/// Returns the options in the usage of a command, each with whether it has an argument.
+fn options(usage: &'static str) -> impl Iterator<Item = (&'static str, bool)> {
+    let words: Vec<&str> = usage.split([' ', '|']).collect();
+    let option = move |index: usize| {
+        let name = words[index].trim_start_matches('[').strip_prefix("--")?;
+        let has_argument = !name.ends_with(']')
+            && words.get(index + 1).is_some_and(|next| next.starts_with(char::is_uppercase));
+        Some((name.trim_end_matches(']'), has_argument))
+    };
+    (0..usage.split([' ', '|']).count()).filter_map(option)
+}
+
 /// Parses the arguments after the program's name.
 pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Request, Failure> {
-    let mut options = getopts::Options::new();
-    options.parsing_style(ParsingStyle::FloatingFrees);
-    for (short, long, argument, _) in OPTIONS {
-        match argument {
-            "" => options.optflag(short, long, ""),
-            _ => options.optopt(short, long, "", argument),
-        };
+    let mut flags = getopts::Options::new();
+    flags.parsing_style(ParsingStyle::FloatingFrees);
+    let mut add = |short, long, has_argument: bool| match has_argument {
+        true => drop(flags.optopt(short, long, "", "")),
+        false => drop(flags.optflag(short, long, "")),
+    };
+    let mut known: Vec<&str> = OPTIONS.iter().map(|option| option.1).collect();
+    OPTIONS.iter().for_each(|(short, long, argument, _)| add(short, long, !argument.is_empty()));
+    for (name, has_argument) in COMMANDS.iter().flat_map(|command| options(command.0)) {
+        if !known.contains(&name) {
+            known.push(name);
+            add("", name, has_argument);
+        }
     }
     let arguments: Vec<OsString> = arguments.collect();
-    let matches = options.parse(arguments).map_err(|error| usage_error(&error.to_string()))?;
+    let matches = flags.parse(arguments).map_err(|error| usage_error(&error.to_string()))?;
     if matches.opt_present("help") {
         return Ok(Request::Print(help()));
     }
@@ -83,67 +80,57 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Request, Failu
     }
     let mut words = matches.free.clone().into_iter();
     let name = words.next().ok_or_else(|| usage_error("no command"))?;
-    let command = COMMANDS.iter().find(|command| command.name == name);
+    let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
     let command = command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
     let args = Args { words: words.collect(), matches };
-    let (least, most) = command.words;
+    let &(usage, least, most, ..) = command;
     if !(least..=most).contains(&args.words.len()) {
-        return Err(usage_error(&format!("use: beanstalkctl {name} {}", command.usage)));
+        return Err(usage_error(&format!("use: beanstalkctl {usage}")));
     }
-    for (_, option, ..) in &OPTIONS[COMMON..] {
-        if args.has(option) && !command.options.contains(option) {
-            return Err(usage_error(&format!("{name} has no option --{option}")));
-        }
+    let is_other = |name: &&&str| args.has(name) && options(usage).all(|(own, _)| own != **name);
+    if let Some(other) = known[OPTIONS.len()..].iter().find(is_other) {
+        return Err(usage_error(&format!("{name} has no option --{other}")));
     }
-    let ctl = common(&args)?;
-    Ok(Request::Run(command, ctl, args))
-}
-
-/// Returns what the options of all commands say.
-fn common(args: &Args) -> Result<Ctl, Failure> {
     let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
     let server = args.matches.opt_str("server").or_else(from_environment);
     let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER));
-    let timeout = match args.time("timeout")?.unwrap_or(5) {
-        0 => return Err(usage_error("--timeout 0: at least 1 s")),
-        secs => Duration::from_secs(secs.into()),
-    };
-    Ok(Ctl {
+    let timeout = Duration::from_secs(args.time("timeout")?.unwrap_or(5).into());
+    if timeout.is_zero() {
+        return Err(usage_error("--timeout 0: at least 1 s"));
+    }
+    let ctl = Ctl {
         server: Some(address.clone()).filter(|address| address != DEFAULT_SERVER),
         place: Place { address, timeout },
         is_json: args.has("json"),
         is_dry_run: args.has("dry-run"),
         is_confirmed: args.has("yes"),
-    })
+    };
+    Ok(Request::Run(command, ctl, args))
 }
 
 /// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
 fn address(text: &str) -> String {
-    let has_port = match text.rsplit_once(':') {
-        _ if text.starts_with("unix:") => true,
-        Some((host, _)) => !host.contains(':') || host.ends_with(']'),
-        None => false,
-    };
-    match has_port {
-        true => text.to_owned(),
-        false if text.contains(':') && !text.starts_with('[') => format!("[{text}]:{DEFAULT_PORT}"),
-        false => format!("{text}:{DEFAULT_PORT}"),
+    let is_bare = |(host, _): (&str, &str)| host.contains(':') && !host.ends_with(']');
+    match text.rsplit_once(':') {
+        Some(_) if text.starts_with("unix:") => text.into(),
+        Some(parts) if is_bare(parts) && text.ends_with(']') => format!("{text}:{DEFAULT_PORT}"),
+        Some(parts) if is_bare(parts) => format!("[{text}]:{DEFAULT_PORT}"),
+        Some(_) => text.into(),
+        None => format!("{text}:{DEFAULT_PORT}"),
     }
 }
 
 fn help() -> String {
+    let line = |left: &str, help: &str| match left.len() {
+        0..29 => format!("  {left:28} {help}\n"),
+        _ => format!("  {left}\n  {:28} {help}\n", ""),
+    };
     let mut text = "Use: beanstalkctl [OPTIONS] COMMAND ...\n\nCommands:\n".to_string();
-    for Command { name, usage, help, .. } in &COMMANDS {
-        let line = format!("{name} {usage}");
-        text += &match line.len() {
-            0..28 => format!("  {line:28} {help}\n"),
-            _ => format!("  {line}\n  {:28} {help}\n", ""),
-        };
-    }
+    COMMANDS.iter().for_each(|(usage, _, _, help, _)| text += &line(usage, help));
     text += "\nOptions, before or after the command:\n";
-    for (short, long, argument, help) in &OPTIONS[..COMMON] {
+    for (short, long, argument, help) in OPTIONS {
         let short = if short.is_empty() { String::new() } else { format!("-{short}, ") };
-        text += &format!("  {:28} {help}\n", format!("{short}--{long} {argument}"));
+        text += &line(&format!("{short}--{long} {argument}"), help);
     }
     text + "\nTimes: 90, 90s, 15m, 2h. States: ready, reserved, delayed, buried, any.\n\
         Exit codes: 0 done, 1 not found or partly done, 2 usage or not confirmed,\n\
@@ -162,8 +149,8 @@ impl Args {
     }
 
     /// Returns the number that an option has.
-    pub fn number<N: std::str::FromStr>(&self, option: &str) -> Result<Option<N>, Failure> {
-        self.parsed(option, "not a number", |text| digits(text)?.parse().ok())
+    pub fn number<N: FromStr>(&self, option: &str) -> Result<Option<N>, Failure> {
+        self.parsed(option, "not a number", number)
     }
 
     /// Returns the seconds that an option has.
@@ -171,19 +158,12 @@ impl Args {
         self.parsed(option, "not a time, such as 90, 90s, 15m or 2h", seconds)
     }
 
-    /// Returns the name of a tube that an option has.
-    pub fn tube(&self, option: &str) -> Result<Option<String>, Failure> {
-        self.text(option).map(|name| tube(&name).map(str::to_owned)).transpose()
-    }
-
-    /// Returns the state that `--state` has.
-    pub fn state(&self, default: &'static str) -> Result<&'static str, Failure> {
-        const STATES: [&str; 6] = ["ready", "reserved", "delayed", "buried", "any", "held"];
-        let state =
-            self.parsed("state", "not ready, reserved, delayed, buried or any", |text| {
-                STATES.into_iter().find(|state| *state == text)
-            })?;
-        Ok(state.map_or(default, |state| if state == "held" { "reserved" } else { state }))
+    /// Returns the state of jobs that `--state` has.
+    pub fn state(&self) -> Result<Option<&'static str>, Failure> {
+        let states = ["ready", "reserved", "delayed", "buried", "any"];
+        self.parsed("state", "not ready, reserved, delayed, buried or any", |text| {
+            states.into_iter().find(|state| *state == text)
+        })
     }
 
     /// Returns the words from an index on as ids of jobs.
@@ -198,8 +178,7 @@ impl Args {
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
         let wrong = |text: &str| usage_error(&format!("--{option} {text}: {wanted}"));
-        let parse = |text: String| parse(&text).ok_or_else(|| wrong(&text));
-        self.text(option).map(parse).transpose()
+        self.text(option).map(|text| parse(&text).ok_or_else(|| wrong(&text))).transpose()
     }
 }
 
@@ -211,24 +190,21 @@ pub fn tube(text: &str) -> Result<&str, Failure> {
 
 /// Returns the id of a job.
 pub fn id(text: &str) -> Result<u64, Failure> {
-    let id = digits(text).and_then(|text| text.parse().ok());
+    let id = number(text).filter(|&id| id > 0);
     id.ok_or_else(|| usage_error(&format!("{text}: not the id of a job")))
 }
 
 /// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`.
 pub fn seconds(text: &str) -> Option<u32> {
-    let (number, unit) = match text.as_bytes().last()? {
-        b's' => (&text[..text.len() - 1], 1),
-        b'm' => (&text[..text.len() - 1], 60),
-        b'h' => (&text[..text.len() - 1], 3600),
-        _ => (text, 1),
-    };
-    digits(number)?.parse::<u32>().ok()?.checked_mul(unit)
+    let units = [('s', 1), ('m', 60), ('h', 3600)];
+    let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
+    let (text, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
+    number::<u32>(text)?.checked_mul(secs)
 }
 
-/// Returns `text` if it consists of digits: a sign is no part of a number.
-fn digits(text: &str) -> Option<&str> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
+/// Returns the number that `text` is: digits, without a sign.
+fn number<N: FromStr>(text: &str) -> Option<N> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -268,5 +244,17 @@ mod tests {
         for (text, full) in addresses {
             assert_eq!(address(text), full);
         }
+    }
+
+    #[test]
+    fn options_stand_in_the_usage() {
+        let of = |usage| options(usage).collect::<Vec<_>>();
+        let retry = [("all", false), ("limit", true), ("delayed", false)];
+        assert_eq!(of("retry ID...|TUBE --all|--limit N [--delayed]"), retry);
+        assert_eq!(of("pause TUBE...|--all [TIME]"), [("all", false)]);
+        assert_eq!(
+            of("drain TUBE... [--held] [--within TIME]"),
+            [("held", false), ("within", true)]
+        );
     }
 }

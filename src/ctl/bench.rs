@@ -1,16 +1,15 @@
 //! `bench`: puts, reserves and deletes jobs in a tube of its own, and prints the latency of each command.
 
-use super::act::delete_one_by_one;
+use super::act::delete_all;
 use super::conn::{Conn, EXIT_NO_SERVER};
 use super::look;
-use super::print::{Column, Table, grouped, json_object, json_string};
+use super::print::{Table, grouped, json_object, json_string};
 use super::work::Work;
-use super::{Args, Ctl, print, unwritten, usage_error};
+use super::{Args, Ctl, print, print_with, usage_error};
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
-use std::io::{self, BufWriter, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 const DEFAULT_JOBS: u64 = 10_000;
@@ -19,9 +18,7 @@ const DEFAULT_SIZE: usize = 100;
 /// The most connections, each with a thread.
 const MAX_CONNECTIONS: u64 = 1000;
 
-const COMMANDS: [&str; 3] = ["put", "reserve", "delete"];
-
-/// The latencies of each of [`COMMANDS`], in ns.
+/// The latencies of put, reserve and delete, in ns.
 type Latencies = [Vec<u64>; 3];
 
 /// `bench`
@@ -30,19 +27,18 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let connections = args.number("connections")?.unwrap_or(1);
     let body = vec![b'x'; args.number("size")?.unwrap_or(DEFAULT_SIZE)];
     if jobs == 0 || !(1..=MAX_CONNECTIONS).contains(&connections) {
-        let message = format!("bench: at least 1 job, and 1 to {MAX_CONNECTIONS} connections");
-        return Err(usage_error(&message));
+        return Err(usage_error("bench: at least 1 job, and 1 to 1,000 connections"));
     }
-    let tube =
-        format!("beanstalkctl-bench-{}-{}", std::process::id(), clock::time_of_day().as_nanos());
     if ctl.is_dry_run {
         print(&format!("would put, reserve and delete {jobs} jobs in a tube of its own"))?;
         return Ok(0);
     }
+    let tube =
+        format!("beanstalkctl-bench-{}-{}", std::process::id(), clock::time_of_day().as_nanos());
     let mut conns = (0..connections).map(|_| ctl.connect()).collect::<Result<Vec<_>, _>>()?;
-    let mut work = Work::start("", jobs);
+    let mut work = Work::start(ctl, "", "", jobs);
     let (is_stopped, done, next) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    let start = clock::monotonic().as_nanos();
+    let start = clock::monotonic();
     let run = |conn: &mut Conn| {
         let mut latencies = Latencies::default();
         let ended = on_tube(conn, &tube, |conn| {
@@ -53,67 +49,58 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
             }
             Ok(())
         });
-        if ended.is_err() {
-            is_stopped.store(true, Ordering::Relaxed);
-        }
+        is_stopped.fetch_or(ended.is_err(), Ordering::Relaxed);
         ended.map(|()| latencies)
     };
     let results: Vec<Result<Latencies, Failure>> = thread::scope(|scope| {
         let run = &run;
         let threads: Vec<_> = conns.iter_mut().map(|conn| scope.spawn(move || run(conn))).collect();
-        while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
-            if work.wait(Duration::from_millis(20)) {
-                is_stopped.store(true, Ordering::Relaxed);
-                thread::sleep(Duration::from_millis(1));
-            }
+        while !threads.iter().all(ScopedJoinHandle::is_finished) {
+            thread::sleep(Duration::from_millis(10));
+            is_stopped.fetch_or(work.is_stopped(), Ordering::Relaxed);
             work.add(done.swap(0, Ordering::Relaxed));
         }
         threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
     });
-    work.add(done.swap(0, Ordering::Relaxed));
-    let nanos = clock::monotonic().as_nanos() - start;
+    work.add(done.into_inner());
+    let (done, nanos) = (work.done, clock::monotonic().since(start).as_nanos());
     let mut latencies = Latencies::default();
-    let mut ended = Ok(());
-    for result in results {
-        match result {
-            Ok(own) => latencies.iter_mut().zip(own).for_each(|(all, own)| all.extend(own)),
-            Err(failure) => ended = Err(failure),
+    let ended = results.into_iter().try_for_each(|own| {
+        latencies.iter_mut().zip(own?).for_each(|(all, own)| all.extend(own));
+        Ok(())
+    });
+    if ended.as_ref().is_err_and(|failure: &Failure| failure.exit_code != EXIT_NO_SERVER) {
+        for tube in look::tubes(&mut conns[0], &[tube])? {
+            delete_all(&mut conns[0], &tube, "any", &mut work)?;
         }
     }
-    if matches!(&ended, Err(failure) if failure.exit_code != EXIT_NO_SERVER) {
-        let names = [tube];
-        for tube in look::tubes(&mut conns[0], &names)? {
-            delete_one_by_one(&mut conns[0], &tube, "any", &mut work)?;
-        }
-    }
-    let done = work.done;
     let exit_code = work.end(ended)?;
     report(ctl, latencies, done, nanos)?;
     Ok(exit_code)
 }
 
-/// Runs `act` while the connection uses and watches only this tube.
+/// Runs `act` while the connection uses and watches only this tube, which is gone before the tool ends.
 fn on_tube(
     conn: &mut Conn,
     tube: &str,
     act: impl FnOnce(&mut Conn) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     conn.use_tube(tube)?;
-    conn.ask(&format!("watch {tube}"))?.expect("WATCHING")?;
-    conn.ask("ignore default")?.expect("WATCHING")?;
+    for request in [&format!("watch {tube}"), "ignore default"] {
+        conn.ask(request)?.expect("WATCHING")?;
+    }
     let done = act(conn);
-    // The tube is gone before the tool ends.
     conn.use_tube("default")?;
-    conn.ask("watch default")?.expect("WATCHING")?;
-    conn.ask(&format!("ignore {tube}"))?.expect("WATCHING")?;
+    for request in ["watch default", &format!("ignore {tube}")] {
+        conn.ask(request)?.expect("WATCHING")?;
+    }
     done
 }
 
 /// Puts a job, reserves one, and deletes that.
 fn cycle(conn: &mut Conn, body: &[u8], latencies: &mut Latencies) -> Result<(), Failure> {
-    let mut times = [0; 4];
     let now = || clock::monotonic().as_nanos();
-    times[0] = now();
+    let mut times = [now(); 4];
     conn.put("0 0 60", "", body)?;
     times[1] = now();
     // Each connection has put a job before, so that there is one.
@@ -129,36 +116,32 @@ fn cycle(conn: &mut Conn, body: &[u8], latencies: &mut Latencies) -> Result<(), 
 }
 
 fn report(ctl: &Ctl, latencies: Latencies, jobs: u64, nanos: u64) -> Result<(), Failure> {
-    #[expect(clippy::cast_precision_loss, reason = "a few digits are printed")]
-    let seconds = nanos as f64 / 1e9;
     let rate = u128::from(jobs) * 1_000_000_000 / u128::from(nanos.max(1));
-    let mut out = BufWriter::new(io::stdout().lock());
-    let mut columns = vec![Column::Word("COMMAND")];
-    columns.extend(["P50_US", "P95_US", "P99_US", "MAX_US"].map(Column::Number));
-    let mut table = Table::new(&columns);
-    for (command, mut latencies) in COMMANDS.into_iter().zip(latencies) {
-        latencies.sort_unstable();
-        let micros = [50, 95, 99, 100].map(|percent| {
-            let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
-            latencies.get(index).map_or(0, |nanos| nanos / 1000).to_string()
-        });
-        if ctl.is_json {
-            let keys = ["p50_us", "p95_us", "p99_us", "max_us"];
+    let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+    let mut table = Table::new("<COMMAND >P50_US >P95_US >P99_US >MAX_US");
+    print_with(|out| {
+        for (command, mut latencies) in ["put", "reserve", "delete"].into_iter().zip(latencies) {
+            latencies.sort_unstable();
+            let micros = [50, 95, 99, 100].map(|percent| {
+                let index =
+                    (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
+                latencies.get(index).map_or(0, |nanos| nanos / 1000).to_string()
+            });
+            if !ctl.is_json {
+                table.add([command.to_owned()].into_iter().chain(micros).collect());
+                continue;
+            }
             let mut pairs = vec![("command", json_string(command)), ("jobs", jobs.to_string())];
             pairs.push(("jobs_per_second", rate.to_string()));
-            pairs.extend(keys.into_iter().zip(micros));
-            writeln!(out, "{}", json_object(pairs)).map_err(unwritten)?;
-        } else {
-            let mut row = vec![command.to_owned()];
-            row.extend(micros);
-            table.add(row);
+            pairs.extend(["p50_us", "p95_us", "p99_us", "max_us"].into_iter().zip(micros));
+            writeln!(out, "{}", json_object(pairs))?;
         }
-    }
-    table.print(&mut out).and_then(|()| out.flush()).map_err(unwritten)?;
-    drop(out);
-    if ctl.is_json {
-        return Ok(());
-    }
-    let rate = grouped(u64::try_from(rate).unwrap_or(u64::MAX));
-    print(&format!("{jobs} jobs in {seconds:.2} s: {rate} jobs per second"))
+        table.print(out)?;
+        match ctl.is_json {
+            true => Ok(()),
+            false => {
+                writeln!(out, "{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, grouped(rate))
+            }
+        }
+    })
 }

@@ -3,28 +3,22 @@
 
 use crate::engine::text::CR_LF;
 use crate::os::failure::Failure;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The exit code without a connection or a reply.
+/// The exit codes without a connection or a reply, and if the server refused a request.
 pub const EXIT_NO_SERVER: u8 = 3;
-
-/// The exit code if the server refused a request.
 pub const EXIT_REFUSED: u8 = 4;
 
 /// The requests that are sent before their replies are read: their replies fit in the buffers of a
 /// server, and other clients are served between two windows.
 pub const WINDOW: usize = 100;
 
-/// A stream of bytes, over TCP or a Unix socket.
-trait Stream: Read + Write + Send {}
-impl Stream for TcpStream {}
-impl Stream for UnixStream {}
-
 /// A server, and how long to wait for it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Place {
     /// `HOST:PORT` or `unix:PATH`.
     pub address: String,
@@ -34,52 +28,56 @@ pub struct Place {
 
 /// A connection.
 pub struct Conn {
-    stream: BufReader<Box<dyn Stream>>,
+    stream: BufReader<UnixStream>,
     place: Place,
     /// The address of this end, as the server sees it.
     pub own_address: String,
-    /// The tube that is used for puts.
-    used: String,
+    /// The tube that is used for puts and peeks.
+    pub used: String,
 }
 
-/// A reply: its line, and the bytes after it.
-#[derive(Debug)]
+/// A reply: its line, and the bytes after it, both without CR LF.
 pub struct Reply {
-    /// Without CR LF.
     pub line: String,
-    /// Without CR LF; empty if the reply has none.
     pub body: Vec<u8>,
 }
 
 /// The keys and values of a document, or of one of its entries. Strings keep their quotes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Fields(pub Vec<(String, String)>);
 
 impl Conn {
     /// Connects to the server.
     pub fn open(place: &Place) -> Result<Conn, Failure> {
-        let cannot = |error: io::Error| {
+        let connected = connect(place).and_then(|(stream, own_address)| {
+            stream.set_read_timeout(Some(place.timeout))?;
+            stream.set_write_timeout(Some(place.timeout))?;
+            let (stream, used) = (BufReader::new(stream), "default".into());
+            Ok(Conn { stream, place: place.clone(), own_address, used })
+        });
+        connected.map_err(|error| {
             let message = format!("cannot connect to {}: {error}", place.address);
             Failure::new(EXIT_NO_SERVER, message)
-        };
-        let (stream, own_address) = connect(place).map_err(cannot)?;
-        let stream = BufReader::new(stream);
-        Ok(Conn { stream, place: place.clone(), own_address, used: "default".into() })
+        })
     }
 
     /// Sends one request, and returns its reply.
     pub fn ask(&mut self, request: &str) -> Result<Reply, Failure> {
-        self.send(&[request.as_bytes(), CR_LF].concat())?;
-        self.reply()
+        self.send(&[request.as_bytes(), CR_LF].concat())
     }
 
-    /// Sends requests, a window of them at a time, and returns their replies.
-    pub fn ask_all(&mut self, requests: &[String]) -> Result<Vec<Reply>, Failure> {
-        let mut replies = Vec::with_capacity(requests.len());
-        for window in requests.chunks(WINDOW) {
-            self.send((window.join("\r\n") + "\r\n").as_bytes())?;
-            for _ in window {
-                replies.push(self.reply()?);
+    /// Sends a request for each item, a window of them at a time, and returns their replies.
+    pub fn ask_each<T>(
+        &mut self,
+        items: &[T],
+        request: impl Fn(&T) -> String,
+    ) -> Result<Vec<Reply>, Failure> {
+        let mut replies = Vec::with_capacity(items.len());
+        for window in items.chunks(WINDOW) {
+            let requests: String = window.iter().map(|item| request(item) + "\r\n").collect();
+            replies.push(self.send(requests.as_bytes())?);
+            for _ in &window[1..] {
+                replies.push(self.send(b"")?);
             }
         }
         Ok(replies)
@@ -95,85 +93,46 @@ impl Conn {
     }
 
     /// Puts a job, and returns the line of the reply, which begins with INSERTED. `arguments` are those
-    /// after the word, except the number of bytes.
+    /// before the number of bytes.
     pub fn put(&mut self, arguments: &str, key: &str, body: &[u8]) -> Result<String, Failure> {
         let line = format!("put {arguments} {}{key}\r\n", body.len());
-        self.send(&[line.as_bytes(), body, CR_LF].concat())?;
-        self.reply()?.expect("INSERTED")
+        self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")
     }
 
     /// Returns whether a put may have a key. A server that does not know keys would take the body for a
     /// command. A command that changes nothing here, and is as new as keys, finds out.
     pub fn has_keys(&mut self) -> Result<bool, Failure> {
-        Ok(!self.ask("touch-all")?.is("UNKNOWN_COMMAND"))
+        Ok(self.ask("touch-all")?.line != "UNKNOWN_COMMAND")
     }
 
-    fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.stream.get_mut().write_all(bytes).map_err(|error| self.lost(&error))
-    }
-
-    fn reply(&mut self) -> Result<Reply, Failure> {
-        self.read_reply().map_err(|error| self.lost(&error))
-    }
-
-    fn read_reply(&mut self) -> io::Result<Reply> {
-        let mut line = Vec::new();
-        self.stream.read_until(b'\n', &mut line)?;
-        let Some(line) = line.strip_suffix(CR_LF) else {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        };
-        let line = String::from_utf8_lossy(line).into_owned();
-        let mut words = line.split(' ');
-        let len = match words.next() {
-            Some("OK") => words.next(),
-            Some("FOUND" | "RESERVED") => words.nth(1),
-            _ => return Ok(Reply { line, body: Vec::new() }),
-        };
-        let len = len.and_then(|len| len.parse::<u32>().ok()).ok_or(io::ErrorKind::InvalidData)?;
-        let mut body = Vec::new();
-        self.stream.by_ref().take(u64::from(len) + 2).read_to_end(&mut body)?;
-        if !body.ends_with(CR_LF) || body.len() != len as usize + 2 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        body.truncate(len as usize);
-        Ok(Reply { line, body })
-    }
-
-    fn lost(&self, error: &io::Error) -> Failure {
+    /// Sends bytes, and returns the next reply.
+    fn send(&mut self, bytes: &[u8]) -> Result<Reply, Failure> {
         let Place { address, timeout } = &self.place;
-        let is = |kind| error.kind() == kind;
-        let message = if is(io::ErrorKind::WouldBlock) || is(io::ErrorKind::TimedOut) {
-            format!("no reply from {address} within {} s", timeout.as_secs())
-        } else if is(io::ErrorKind::UnexpectedEof) {
-            format!("{address} has closed the connection")
-        } else if is(io::ErrorKind::InvalidData) {
-            format!("{address} does not speak beanstalkd's protocol")
-        } else {
-            format!("the connection to {address} is lost: {error}")
-        };
-        Failure::new(EXIT_NO_SERVER, message)
+        let sent = self.stream.get_mut().write_all(bytes);
+        sent.and_then(|()| read_reply(&mut self.stream)).map_err(|error| {
+            let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+            let message = match is_late {
+                true => format!("no reply from {address} within {} s", timeout.as_secs()),
+                false => format!("the connection to {address} is lost: {error}"),
+            };
+            Failure::new(EXIT_NO_SERVER, message)
+        })
     }
 }
 
-/// Returns a stream to the server, and the address of this end.
-fn connect(place: &Place) -> io::Result<(Box<dyn Stream>, String)> {
-    let Place { address, timeout } = place;
-    let timeout = Some(*timeout);
-    if let Some(path) = address.strip_prefix("unix:") {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(timeout)?;
-        stream.set_write_timeout(timeout)?;
-        return Ok((Box::new(stream), "unix".into()));
+/// Returns a stream to the server, and the address of this end. For reading and writing, a descriptor of
+/// either kind of socket does.
+fn connect(place: &Place) -> io::Result<(UnixStream, String)> {
+    if let Some(path) = place.address.strip_prefix("unix:") {
+        return Ok((UnixStream::connect(path)?, "unix".into()));
     }
     let mut refused = io::Error::other("the host has no address");
-    for address in address.to_socket_addrs()? {
+    for address in place.address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, place.timeout) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(timeout)?;
-                stream.set_write_timeout(timeout)?;
                 let own = stream.local_addr()?.to_string();
-                return Ok((Box::new(stream), own));
+                return Ok((OwnedFd::from(stream).into(), own));
             }
             Err(error) => refused = error,
         }
@@ -181,21 +140,31 @@ fn connect(place: &Place) -> io::Result<(Box<dyn Stream>, String)> {
     Err(refused)
 }
 
-impl Reply {
-    /// Returns whether the reply's line is this word.
-    pub fn is(&self, word: &str) -> bool {
-        self.line == word
+fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
+    let mut line = Vec::new();
+    stream.read_until(b'\n', &mut line)?;
+    let line = line.strip_suffix(CR_LF).ok_or(ErrorKind::UnexpectedEof)?;
+    let line = String::from_utf8_lossy(line).into_owned();
+    let mut words = line.split(' ');
+    let len = match words.next() {
+        Some("OK") => words.next(),
+        Some("FOUND" | "RESERVED") => words.nth(1),
+        _ => return Ok(Reply { line, body: Vec::new() }),
+    };
+    let len: u32 = len.and_then(|len| len.parse().ok()).ok_or(ErrorKind::InvalidData)?;
+    let mut body = Vec::new();
+    stream.take(u64::from(len) + 2).read_to_end(&mut body)?;
+    if !body.ends_with(CR_LF) {
+        return Err(ErrorKind::UnexpectedEof.into());
     }
+    body.truncate(len as usize);
+    Ok(Reply { line, body })
+}
 
+impl Reply {
     /// Returns the line if `word` is its first one; otherwise the server has refused the request.
     pub fn expect(self, word: &str) -> Result<String, Failure> {
         if self.line.split(' ').next() == Some(word) { Ok(self.line) } else { Err(self.refusal()) }
-    }
-
-    /// Returns the body of a job.
-    pub fn found(self) -> Result<Vec<u8>, Failure> {
-        let is_job = self.line.starts_with("FOUND ") || self.line.starts_with("RESERVED ");
-        if is_job { Ok(self.body) } else { Err(self.refusal()) }
     }
 
     /// Returns the failure for an unexpected reply.
@@ -203,14 +172,21 @@ impl Reply {
         Failure::new(EXIT_REFUSED, format!("the server answered {}", self.line))
     }
 
+    /// Returns the body of a job, `None` for NOT_FOUND.
+    pub fn job(self) -> Result<Option<Vec<u8>>, Failure> {
+        match self.line.split(' ').next() {
+            Some("NOT_FOUND") => Ok(None),
+            Some("FOUND" | "RESERVED") => Ok(Some(self.body)),
+            _ => Err(self.refusal()),
+        }
+    }
+
     /// Returns the document, `None` for NOT_FOUND. `command` names what the server may lack.
     pub fn document(self, command: &str) -> Result<Option<String>, Failure> {
-        match self.line.as_str() {
-            "NOT_FOUND" => Ok(None),
-            "UNKNOWN_COMMAND" => Err(lacks(command)),
-            line if line.starts_with("OK ") => {
-                Ok(Some(String::from_utf8_lossy(&self.body).into_owned()))
-            }
+        match self.line.split(' ').next() {
+            Some("NOT_FOUND") => Ok(None),
+            Some("UNKNOWN_COMMAND") => Err(lacks(command)),
+            Some("OK") => Ok(Some(String::from_utf8_lossy(&self.body).into_owned())),
             _ => Err(self.refusal()),
         }
     }
@@ -219,11 +195,6 @@ impl Reply {
 /// Returns the failure on a server without a command.
 pub fn lacks(command: &str) -> Failure {
     Failure::new(EXIT_REFUSED, format!("this server has no {command}"))
-}
-
-/// Returns the names in a document of `list-tubes`.
-pub fn names(document: &str) -> Vec<String> {
-    document.lines().filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
 }
 
 impl Fields {
@@ -244,12 +215,8 @@ impl Fields {
 
     /// Returns a value without its quotes; nothing if it is missing.
     pub fn text(&self, key: &str) -> &str {
-        self.raw(key).trim_matches('"')
-    }
-
-    /// Returns a value with its quotes; nothing if it is missing.
-    pub fn raw(&self, key: &str) -> &str {
-        self.0.iter().find(|(own, _)| own == key).map_or("", |(_, value)| value)
+        let found = self.0.iter().find(|(own, _)| own == key);
+        found.map_or("", |(_, value)| value.trim_matches('"'))
     }
 
     /// Returns a number; 0 if it is missing.
@@ -259,6 +226,5 @@ impl Fields {
 }
 
 fn pair(line: &str) -> Option<(String, String)> {
-    let (key, value) = line.split_once(": ")?;
-    Some((key.to_owned(), value.to_owned()))
+    line.split_once(": ").map(|(key, value)| (key.to_owned(), value.to_owned()))
 }

@@ -2,8 +2,9 @@
 
 use super::act::{DEFAULT_PRI, DEFAULT_TTR, is_key};
 use super::conn::Fields;
+use super::list::json_body;
 use super::print::{json_object, json_string};
-use crate::engine::text::{Base64, is_tube_name};
+use crate::engine::text::is_tube_name;
 use std::collections::HashMap;
 
 /// A job of a line, as it can be put.
@@ -16,14 +17,6 @@ pub struct Dumped {
     pub ttr: u32,
     pub key: Option<String>,
     pub body: Vec<u8>,
-}
-
-/// A value of a flat JSON object.
-enum Value {
-    Text(String),
-    Number(u64),
-    /// `null`, `true`, `false`, or a number that is not a natural one.
-    Other,
 }
 
 const NANOS: u64 = 1_000_000_000;
@@ -45,45 +38,37 @@ pub fn line(job: &Fields, tube: &str, body: &[u8], now: u64) -> String {
         pairs.push(("due_at_ns", (now + job.number("time-left") * NANOS).to_string()));
     }
     pairs.extend(["reserves", "timeouts", "releases", "buries", "kicks"].map(number));
-    pairs.push(match str::from_utf8(body) {
-        Ok(text) => ("body", json_string(text)),
-        Err(_) => ("body_base64", format!("\"{}\"", Base64(body))),
-    });
+    pairs.push(json_body(body));
     json_object(pairs)
 }
 
 /// Parses a line. An error says what is wrong with it.
 pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
     let object = object(line).ok_or("not a JSON object without objects in it")?;
-    let text = |key: &str| match object.get(key) {
-        Some(Value::Text(text)) => Ok(Some(text.clone())),
-        None => Ok(None),
-        Some(_) => Err(format!("{key} is no string")),
+    let text = |key: &str| {
+        let text = |value: &String| value.strip_prefix('"').map(str::to_owned);
+        object.get(key).map(|value| text(value).ok_or(format!("{key} is no string"))).transpose()
     };
-    let number = |key: &str, default: u64| match object.get(key) {
-        Some(Value::Number(number)) => Ok(*number),
-        None => Ok(default),
-        Some(_) => Err(format!("{key} is no number")),
+    let number = |key: &str, default: u32| {
+        let number =
+            |value: &String| value.parse::<u64>().map_err(|_| format!("{key} is no number"));
+        object.get(key).map_or(Ok(default.into()), number)
     };
-    let small = |key: &str, default: u32| {
-        let number = number(key, default.into())?;
-        u32::try_from(number).map_err(|_| format!("{key} is too large"))
+    let small = |key: &str, default| {
+        u32::try_from(number(key, default)?).map_err(|_| format!("{key} is too large"))
     };
     let body = match (text("body")?, text("body_base64")?) {
         (Some(body), None) => body.into_bytes(),
         (None, Some(body)) => from_base64(&body).ok_or("body_base64 is not base64")?,
         _ => return Err("needs body or body_base64".into()),
     };
-    let state = text("state")?;
-    let delay = small("delay", 0)?;
-    let delay = match state.as_deref() {
-        Some("delayed") => match number("due_at_ns", 0)? {
-            0 => delay,
-            due => u32::try_from(due.saturating_sub(now).div_ceil(NANOS)).unwrap_or(u32::MAX),
-        },
+    let delay = match (text("state")?.as_deref(), number("due_at_ns", 0)?) {
+        (None, _) | (Some("delayed"), 0) => small("delay", 0)?,
+        (Some("delayed"), due) => {
+            u32::try_from(due.saturating_sub(now).div_ceil(NANOS)).unwrap_or(u32::MAX)
+        }
         // The delay of a former put or release is over.
-        Some(_) => 0,
-        None => delay,
+        (Some(_), _) => 0,
     };
     let (tube, key) = (text("tube")?, text("key")?);
     if tube.as_ref().is_some_and(|tube| !is_tube_name(tube.as_bytes())) {
@@ -96,41 +81,31 @@ pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
     Ok(Dumped { tube, pri, delay, ttr, key, body })
 }
 
-/// Parses a JSON object (RFC 8259) whose values are strings, numbers and words.
-fn object(text: &str) -> Option<HashMap<String, Value>> {
+/// Parses a JSON object (RFC 8259) whose values are strings, numbers and words. A string begins with a
+/// quote.
+fn object(text: &str) -> Option<HashMap<String, String>> {
     let mut rest = text.trim().strip_prefix('{')?.trim_start();
     let mut object = HashMap::new();
-    if let Some(rest) = rest.strip_prefix('}') {
-        return rest.is_empty().then_some(object);
-    }
-    loop {
+    while !rest.starts_with('}') {
+        if !object.is_empty() {
+            rest = rest.strip_prefix(',')?.trim_start();
+        }
         let key = string(&mut rest)?;
         rest = rest.trim_start().strip_prefix(':')?.trim_start();
-        let value = match rest.starts_with('"') {
-            true => Value::Text(string(&mut rest)?),
-            false => {
-                let end = rest.find([',', '}', ' ', '\t'])?;
-                let word;
-                (word, rest) = rest.split_at(end);
-                match word.parse() {
-                    Ok(number) if word.starts_with(|char: char| char.is_ascii_digit()) => {
-                        Value::Number(number)
-                    }
-                    _ if ["null", "true", "false"].contains(&word) => Value::Other,
-                    _ => word.parse::<f64>().ok().map(|_| Value::Other)?,
-                }
-            }
+        let value = if rest.starts_with('"') {
+            format!("\"{}", string(&mut rest)?)
+        } else {
+            let word;
+            (word, rest) = rest.split_at(rest.find([',', '}', ' ', '\t'])?);
+            let is_number = word.starts_with(|char: char| char.is_ascii_digit() || char == '-');
+            let is_word = ["null", "true", "false"].contains(&word);
+            (is_word || is_number && word.parse::<f64>().is_ok()).then(|| word.to_owned())?
         };
         // Of two values with the same key, one would be lost.
-        if object.insert(key, value).is_some() {
-            return None;
-        }
+        object.insert(key, value).is_none().then_some(())?;
         rest = rest.trim_start();
-        if let Some(rest) = rest.strip_prefix('}') {
-            return rest.is_empty().then_some(object);
-        }
-        rest = rest.strip_prefix(',')?.trim_start();
     }
+    (rest == "}").then_some(object)
 }
 
 /// Parses the string at the beginning of `rest`, which is then what follows.
@@ -179,18 +154,11 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
         return None;
     }
+    const ALPHABET: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for four in digits.as_bytes().chunks(4) {
-        let mut bits = 0;
-        for &byte in four {
-            bits = bits << 6
-                | match byte {
-                    b'A'..=b'Z' => u32::from(byte - b'A'),
-                    b'a'..=b'z' => u32::from(byte - b'a' + 26),
-                    b'0'..=b'9' => u32::from(byte - b'0' + 52),
-                    b'+' => 62,
-                    b'/' => 63,
-                    _ => return None,
-                };
+        let mut bits: u32 = 0;
+        for &digit in four {
+            bits = bits << 6 | u32::try_from(ALPHABET.find(char::from(digit))?).ok()?;
         }
         bits <<= 6 * (4 - four.len());
         bytes.extend_from_slice(&bits.to_be_bytes()[1..four.len()]);

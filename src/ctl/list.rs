@@ -1,23 +1,20 @@
 //! `failed`, `jobs`, `job` and `workers`: lists that change nothing.
 
-use super::args::{self, id};
 use super::conn::{Conn, Fields};
-use super::look::{self, Otherwise, Pages};
-use super::print::{Column, Table, escaped, is_terminal, json_object, json_string, span};
-use super::{Args, Ctl, EXIT_PARTLY, complain, print, unwritten};
+use super::look::{self, Pages};
+use super::print::{Table, escaped, json_object, json_string, json_value, span, terminal_size};
+use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, print_with};
+use crate::engine::text::Base64;
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::io::{self, BufWriter, Write};
 
-/// The largest body of which a list shows the beginning.
+/// The largest body of which a list shows the beginning, and the bytes that it shows.
 const PREVIEW_MAX: u64 = 65_536;
+const PREVIEW_LEN: usize = 80;
 
-/// The number of bytes of a body in a list: more than a line has.
-const PREVIEW_LEN: usize = 256;
-
-/// The last column, which shows the beginning of the body.
-const BODY: &str = "BODY";
+/// The rows of a table that are printed together: with one width of each column.
+const ROWS_MAX: usize = 1000;
 
 /// `failed`
 pub fn failed(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
@@ -26,27 +23,20 @@ pub fn failed(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let tubes = match args.words.first() {
         Some(name) => vec![look::tube(&mut conn, name)?],
         None => {
-            let mut names = look::tube_names(&mut conn)?;
-            names.sort();
+            let names = look::tube_names(&mut conn)?;
             look::tubes(&mut conn, &names)?
         }
     };
-    let mut columns = vec![Column::Number("ID"), Column::Name("TUBE")];
-    let numbers = ["age", "reserves", "timeouts", "buries", "bytes"];
-    columns.extend(["AGE", "RESERVES", "TIMEOUTS", "BURIES", "BYTES"].map(Column::Number));
-    columns.push(Column::Text(BODY));
-    let mut table = Table::new(&columns);
+    let keys = "id tube age reserves timeouts buries bytes body";
+    let mut table = Table::new(">ID ~TUBE >AGE >RESERVES >TIMEOUTS >BURIES >BYTES .BODY");
     let mut is_cut = false;
-    for tube in tubes.iter().filter(|tube| tube.buried > 0) {
-        let mut pages = Pages::new(&tube.name, "buried", 0, left);
-        let mut count = 0;
-        while let jobs @ [_, ..] = &pages.next(&mut conn, Otherwise::Peek)?[..] {
-            show(ctl, &mut conn, &tube.name, jobs, &mut table, &numbers)?;
-            count += jobs.len() as u64;
-        }
-        is_cut |= pages.peeks() && count < tube.buried;
-        left -= count;
+    for tube in tubes.iter().filter(|tube| tube.jobs("buried") > 0) {
+        let mut pages = Pages::new(&tube.name, "buried", 0, left, true);
+        let shown = show(ctl, &mut conn, &tube.name, &mut pages, (keys, &mut table))?;
+        left -= shown;
+        is_cut |= pages.peeks && shown < tube.jobs("buried");
     }
+    print_with(|out| table.print(out))?;
     if is_cut {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
@@ -55,96 +45,96 @@ pub fn failed(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
 
 /// `jobs`
 pub fn jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let state = args.state("any")?;
+    let state = args.state()?.unwrap_or("any");
     let after = args.number("after")?.unwrap_or(0);
     let limit = args.number("limit")?.unwrap_or(u64::MAX);
     let mut conn = ctl.connect()?;
     let tube = look::tube(&mut conn, &args.words[0])?;
-    let mut columns = vec![Column::Number("ID"), Column::Word("STATE")];
-    let mut numbers = vec!["pri", "age", "ttr", "time-left", "reserves", "bytes"];
-    columns.extend(["PRI", "AGE", "TTR", "LEFT", "RESERVES", "BYTES"].map(Column::Number));
-    if state == "reserved" {
-        numbers.extend(["client", "held"]);
-        columns.extend(["CLIENT", "HELD"].map(Column::Number));
-    }
-    columns.push(Column::Text(BODY));
-    let mut table = Table::new(&columns);
-    let mut pages = Pages::new(&tube.name, state, after, limit);
-    while let jobs @ [_, ..] = &pages.next(&mut conn, Otherwise::Fail)?[..] {
-        show(ctl, &mut conn, &tube.name, jobs, &mut table, &numbers)?;
-    }
-    Ok(0)
+    let (keys, columns) = match state {
+        "reserved" => (
+            "id state pri age ttr time-left client held bytes body",
+            ">ID <STATE >PRI >AGE >TTR >LEFT >CLIENT >HELD >BYTES .BODY",
+        ),
+        _ => (
+            "id state pri age ttr time-left reserves bytes body",
+            ">ID <STATE >PRI >AGE >TTR >LEFT >RESERVES >BYTES .BODY",
+        ),
+    };
+    let mut pages = Pages::new(&tube.name, state, after, limit, false);
+    let mut table = Table::new(columns);
+    show(ctl, &mut conn, &tube.name, &mut pages, (keys, &mut table))?;
+    print_with(|out| table.print(out)).map(|()| 0)
 }
 
-/// Prints a page of jobs, with these numbers in a table.
+/// Prints jobs of a tube, or adds them to a table with these keys; returns their number.
 fn show(
     ctl: &Ctl,
     conn: &mut Conn,
     tube: &str,
-    jobs: &[Fields],
-    table: &mut Table,
-    numbers: &[&str],
-) -> Result<(), Failure> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    if ctl.is_json {
-        for job in jobs {
-            writeln!(out, "{}", json_of(job, tube, Vec::new())).map_err(unwritten)?;
+    pages: &mut Pages,
+    (keys, table): (&str, &mut Table),
+) -> Result<u64, Failure> {
+    let mut count = 0;
+    loop {
+        let jobs = pages.next(conn)?;
+        if jobs.is_empty() {
+            return Ok(count);
         }
-        return out.flush().map_err(unwritten);
-    }
-    let bodies = look::bodies(conn, jobs, PREVIEW_MAX)?;
-    let has_tube = numbers[0] == "age";
-    for (job, body) in jobs.iter().zip(bodies) {
-        let second = if has_tube { tube } else { job.text("state") };
-        let mut row = vec![job.text("id").to_owned(), second.to_owned()];
-        for &key in numbers {
-            row.push(match key {
+        count += jobs.len() as u64;
+        if ctl.is_json {
+            let line = |job| json_of(job, tube, None) + "\n";
+            print_with(|out| out.write_all(jobs.iter().map(line).collect::<String>().as_bytes()))?;
+            continue;
+        }
+        let is_small = |job: &&Fields| job.number("bytes") <= PREVIEW_MAX;
+        let small: Vec<&Fields> = jobs.iter().filter(is_small).collect();
+        let mut replies =
+            conn.ask_each(&small, |job| format!("peek {}", job.text("id")))?.into_iter();
+        for job in &jobs {
+            let reply = if is_small(&job) { replies.next() } else { None };
+            let body = reply.map_or(Ok(None), super::conn::Reply::job)?.unwrap_or_default();
+            let cell = |key| match key {
+                "tube" => tube.into(),
                 "age" | "ttr" | "time-left" | "held" => span(job.number(key)),
-                "bytes" if job.text(key).is_empty() => {
-                    body.as_ref().map_or(String::new(), |body| body.len().to_string())
-                }
+                "bytes" if job.text("bytes").is_empty() => body.len().to_string(),
+                "body" => escaped(&body[..body.len().min(PREVIEW_LEN)]),
                 _ => job.text(key).to_owned(),
-            });
+            };
+            table.add(keys.split(' ').map(cell).collect());
         }
-        let body = body.unwrap_or_default();
-        row.push(escaped(&body[..body.len().min(PREVIEW_LEN)]));
-        table.add(row);
+        if table.rows() >= ROWS_MAX {
+            print_with(|out| table.print(out))?;
+        }
     }
-    table.print(&mut out).and_then(|()| out.flush()).map_err(unwritten)
 }
 
-/// Returns a job as JSON with the keys of `list-jobs`, its tube, and more.
-fn json_of(job: &Fields, tube: &str, more: Vec<(&str, String)>) -> String {
+/// Returns a job as JSON with the keys of `list-jobs`, and its tube.
+fn json_of(job: &Fields, tube: &str, body: Option<&[u8]>) -> String {
+    let own = job.0.iter().filter(|(key, _)| key != "tube" && key != "file");
     let mut pairs: Vec<(&str, String)> =
-        job.0.iter().map(|(key, value)| (key.as_str(), json_value(value))).collect();
-    pairs.retain(|(key, _)| !["tube", "file"].contains(key));
+        own.map(|(key, value)| (key.as_str(), json_value(value))).collect();
     pairs.insert(1, ("tube", json_string(tube)));
-    pairs.extend(more);
+    pairs.extend(body.map(json_body));
     json_object(pairs)
 }
 
-/// Returns a value of a document as JSON: a number, a string that has quotes, or a word.
-fn json_value(value: &str) -> String {
-    match value.as_bytes() {
-        [b'"', ..] => value.to_owned(),
-        digits if digits.iter().all(u8::is_ascii_digit) => value.to_owned(),
-        _ => json_string(value),
+/// Returns the key and the value of a body in JSON, as `--dump` prints them.
+pub fn json_body(body: &[u8]) -> (&'static str, String) {
+    match str::from_utf8(body) {
+        Ok(text) => ("body", json_string(text)),
+        Err(_) => ("body_base64", format!("\"{}\"", Base64(body))),
     }
 }
 
 /// `job`
 pub fn job(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let id = id(&args.words[0])?;
+    let id = args::id(&args.words[0])?;
     let mut conn = ctl.connect()?;
     let gone = || Failure::new(EXIT_PARTLY, format!("job {id}: not found"));
     let mut job = look::jobs(&mut conn, &[id])?.pop().flatten().ok_or_else(gone)?;
-    let body = conn.ask(&format!("peek {id}"))?;
-    if body.is("NOT_FOUND") {
-        return Err(gone());
-    }
-    let body = body.found()?;
+    let body = conn.ask(&format!("peek {id}"))?.job()?.ok_or_else(gone)?;
     let tube = job.text("tube").to_owned();
-    // The list also knows the holder, and the number of bytes.
+    // The list also has the holder, and the number of bytes.
     let list = conn.ask(&format!("list-jobs {tube} any 1 {}", id - 1))?;
     let listed = Fields::of_entries(&String::from_utf8_lossy(&list.body)).0.pop();
     match listed.filter(|listed| listed.number("id") == id) {
@@ -152,20 +142,15 @@ pub fn job(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         None => job.0.push(("bytes".into(), body.len().to_string())),
     }
     if ctl.is_json {
-        let body = match str::from_utf8(&body) {
-            Ok(text) => ("body", json_string(text)),
-            Err(_) => ("body_base64", format!("\"{}\"", crate::engine::text::Base64(&body))),
-        };
-        print(&json_of(&job, &tube, vec![body]))?;
+        print(&json_of(&job, &tube, Some(&body)))?;
     } else if !args.has("body") {
         let keys = job.0.iter().filter(|(key, _)| key != "tube");
-        let lines = keys.map(|(key, value)| format!("{key}: {value}\n"));
-        print(&format!("tube: {tube}\n{}body: {}", lines.collect::<String>(), escaped(&body)))?;
-    } else if is_terminal() {
+        let lines: String = keys.map(|(key, value)| format!("{key}: {value}\n")).collect();
+        print(&format!("tube: {tube}\n{lines}body: {}", escaped(&body)))?;
+    } else if terminal_size().is_some() {
         print(&escaped(&body))?;
     } else {
-        let mut out = io::stdout().lock();
-        out.write_all(&body).and_then(|()| out.flush()).map_err(unwritten)?;
+        print_with(|out| out.write_all(&body))?;
     }
     Ok(0)
 }
@@ -173,23 +158,20 @@ pub fn job(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
 /// `workers`
 pub fn workers(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let tube = args.words.first().map(|name| args::tube(name)).transpose()?;
+    let of_tube = tube.map_or(String::new(), |tube| format!(" {tube}"));
     let mut conn = ctl.connect()?;
     let (mut clients, mut after) = (Vec::new(), 0);
     loop {
-        let suffix = tube.map_or(String::new(), |tube| format!(" {tube}"));
-        let list = conn.ask(&format!("list-clients 1000 {after}{suffix}"))?;
-        let Some(list) = list.document("list-clients")? else {
-            let message = format!("tube {}: not found", tube.unwrap_or_default());
-            return Err(Failure::new(EXIT_PARTLY, message));
-        };
-        let (page, next) = Fields::of_entries(&list);
+        let list = conn.ask(&format!("list-clients 1000 {after}{of_tube}"))?;
+        let gone = || Failure::new(EXIT_PARTLY, format!("tube{of_tube}: not found"));
+        let (page, next) = Fields::of_entries(&list.document("list-clients")?.ok_or_else(gone)?);
         clients.extend(page);
         after = next;
         if after == 0 {
             break;
         }
     }
-    // The tool is no client of interest. Over a Unix socket it is the one that has just connected.
+    // The tool itself is left out. Over a Unix socket it is the youngest client.
     let is_own = |client: &&Fields| client.text("address") == conn.own_address;
     let own = clients.iter().filter(is_own).min_by_key(|client| client.number("age"));
     let own = own.map(|client| client.number("id"));
@@ -197,46 +179,36 @@ pub fn workers(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let mut holds = held_jobs(&mut conn, &clients)?;
     clients.sort_by_cached_key(|client| {
         let jobs = holds.get(&client.number("id"));
-        Reverse(jobs.and_then(|jobs| jobs.first()).map(|job| job.number("held")))
+        Reverse(jobs.map(|jobs| jobs[0].number("held")))
     });
-    let mut out = BufWriter::new(io::stdout().lock());
-    let mut table = Table::new(&[
-        Column::Number("CLIENT"),
-        Column::Name("ADDRESS"),
-        Column::Number("AGE"),
-        Column::Word("ACTIVITY"),
-        Column::Number("WATCHING"),
-        Column::Name("USING"),
-        Column::Text("HOLDS"),
-    ]);
-    for client in clients {
-        let jobs = holds.remove(&client.number("id")).unwrap_or_default();
-        if ctl.is_json {
-            let job = |job: &Fields| {
-                let keys = ["id", "tube", "held"];
-                json_object(keys.map(|key| (key, json_value(job.raw(key)))))
+    let mut table = Table::new(">CLIENT ~ADDRESS >AGE <ACTIVITY >WATCHING ~USING .HOLDS");
+    print_with(|out| {
+        for client in clients {
+            let jobs = holds.remove(&client.number("id")).unwrap_or_default();
+            if ctl.is_json {
+                let jobs: Vec<String> =
+                    jobs.iter().map(|job| json_of(job, job.text("tube"), None)).collect();
+                let own = client.0.iter().map(|(key, value)| (key.as_str(), json_value(value)));
+                let jobs = ("jobs", format!("[{}]", jobs.join(",")));
+                writeln!(out, "{}", json_object(own.chain([jobs])))?;
+                continue;
+            }
+            let hold = |job: &Fields| {
+                format!(
+                    "job {} of {} {}",
+                    job.text("id"),
+                    job.text("tube"),
+                    span(job.number("held"))
+                )
             };
-            let jobs: Vec<String> = jobs.iter().map(job).collect();
-            let mut pairs: Vec<(&str, String)> =
-                client.0.iter().map(|(key, value)| (key.as_str(), json_value(value))).collect();
-            pairs.push(("jobs", format!("[{}]", jobs.join(","))));
-            writeln!(out, "{}", json_object(pairs)).map_err(unwritten)?;
-            continue;
+            let holds = jobs.iter().map(hold).collect::<Vec<_>>().join(", ");
+            let mut cells = ["id", "address", "age", "activity", "watching", "using"]
+                .map(|key| client.text(key).to_owned());
+            cells[2] = span(client.number("age"));
+            table.add(cells.into_iter().chain([holds]).collect());
         }
-        let holds = jobs.iter().map(|job| {
-            format!("job {} of {} {}", job.text("id"), job.text("tube"), span(job.number("held")))
-        });
-        table.add(vec![
-            client.text("id").to_owned(),
-            client.text("address").to_owned(),
-            span(client.number("age")),
-            client.text("activity").to_owned(),
-            client.text("watching").to_owned(),
-            client.text("using").to_owned(),
-            holds.collect::<Vec<_>>().join(", "),
-        ]);
-    }
-    table.print(&mut out).and_then(|()| out.flush()).map_err(unwritten)?;
+        table.print(out)
+    })?;
     Ok(0)
 }
 
@@ -247,18 +219,15 @@ fn held_jobs(conn: &mut Conn, clients: &[Fields]) -> Result<HashMap<u64, Vec<Fie
         return Ok(holds);
     }
     let names = look::tube_names(conn)?;
-    for tube in look::tubes(conn, &names)?.into_iter().filter(|tube| tube.held > 0) {
-        let mut pages = Pages::new(&tube.name, "reserved", 0, u64::MAX);
-        while let jobs @ [_, ..] = &pages.next(conn, Otherwise::Fail)?[..] {
+    for tube in look::tubes(conn, &names)?.iter().filter(|tube| tube.jobs("reserved") > 0) {
+        let mut pages = Pages::new(&tube.name, "reserved", 0, u64::MAX, false);
+        while let jobs @ [_, ..] = &mut pages.next(conn)?[..] {
             for job in jobs {
-                let mut job = job.clone();
                 job.0.push(("tube".into(), json_string(&tube.name)));
-                holds.entry(job.number("client")).or_default().push(job);
+                holds.entry(job.number("client")).or_default().push(job.clone());
             }
         }
     }
-    for jobs in holds.values_mut() {
-        jobs.sort_by_key(|job| Reverse(job.number("held")));
-    }
+    holds.values_mut().for_each(|jobs| jobs.sort_by_key(|job| Reverse(job.number("held"))));
     Ok(holds)
 }

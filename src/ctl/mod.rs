@@ -31,7 +31,7 @@ mod work;
 use crate::os::failure::Failure;
 use args::{Args, Request, usage_error};
 use conn::{Conn, Place};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 /// The exit code if something was not found, or was done in part only.
@@ -40,49 +40,42 @@ const EXIT_PARTLY: u8 = 1;
 /// The exit code of a usage error, and without a confirmation.
 const EXIT_USAGE: u8 = 2;
 
-/// A command of the tool.
-struct Command {
-    name: &'static str,
-    /// Its words and options, for `--help`.
-    usage: &'static str,
-    /// The number of words after its name: the least and the most.
-    words: (usize, usize),
-    /// The options that only some commands have.
-    options: &'static [&'static str],
-    help: &'static str,
-    /// Returns the exit code.
-    run: fn(&Ctl, &Args) -> Result<u8, Failure>,
-}
+/// The exit code of `check` without an answer, as of each plugin of Nagios.
+const EXIT_UNKNOWN: u8 = 3;
+
+/// A command: its words and options, the least and the most words, help, and what runs it and returns
+/// the exit code.
+type Command = (&'static str, usize, usize, &'static str, fn(&Ctl, &Args) -> Result<u8, Failure>);
 
 const ANY: usize = usize::MAX;
 
 #[rustfmt::skip]
 const COMMANDS: [Command; 19] = [
-    Command { name: "status", usage: "", words: (0, 0), options: &[], help: "all tubes, those that need attention first", run: status::status },
-    Command { name: "check", usage: "", words: (0, 0), options: &[], help: "one line and an exit code, for cron and Nagios", run: status::check },
-    Command { name: "top", usage: "[SECS]", words: (0, 1), options: &[], help: "status with rates, again every SECS (2)", run: status::top },
-    Command { name: "failed", usage: "[TUBE]", words: (0, 1), options: &["limit"], help: "buried jobs", run: list::failed },
-    Command { name: "jobs", usage: "TUBE [--state S] [--after ID] [--limit N]", words: (1, 1), options: &["state", "after", "limit"], help: "jobs of a tube", run: list::jobs },
-    Command { name: "job", usage: "ID [--body]", words: (1, 1), options: &["body"], help: "one job with its body, or its body only", run: list::job },
-    Command { name: "retry", usage: "ID... | TUBE --all|--limit N [--delayed]", words: (1, ANY), options: &["all", "limit", "delayed"], help: "make buried jobs ready", run: act::retry },
-    Command { name: "move", usage: "FROM TO [ID...] [--state S] [--limit N]", words: (2, ANY), options: &["state", "limit"], help: "move jobs to another tube (buried)", run: transfer::move_jobs },
-    Command { name: "delete", usage: "ID...", words: (1, ANY), options: &[], help: "delete jobs", run: act::delete },
-    Command { name: "flush", usage: "TUBE [--buried]", words: (1, 1), options: &["buried"], help: "delete all jobs of a tube", run: act::flush },
-    Command { name: "pause", usage: "TUBE...|--all [TIME]", words: (0, ANY), options: &["all"], help: "give out no jobs for a time (1h)", run: pause::pause },
-    Command { name: "resume", usage: "TUBE...|--all", words: (0, ANY), options: &["all"], help: "end a pause", run: pause::resume },
-    Command { name: "drain", usage: "TUBE... [--held] [--within TIME]", words: (1, ANY), options: &["held", "within"], help: "wait until nothing is ready, held or delayed", run: pause::drain },
-    Command { name: "export", usage: "TUBE [--take]", words: (1, 1), options: &["take"], help: "print jobs as lines of JSON", run: transfer::export },
-    Command { name: "import", usage: "[--tube T]", words: (0, 0), options: &["tube"], help: "put jobs from lines of JSON", run: transfer::import },
-    Command { name: "workers", usage: "[TUBE]", words: (0, 1), options: &[], help: "clients, and the jobs that they hold", run: list::workers },
-    Command { name: "bench", usage: "[--jobs N] [--connections N] [--size S]", words: (0, 0), options: &["jobs", "connections", "size"], help: "measure latency", run: bench::bench },
-    Command { name: "put", usage: "TUBE [--pri N] [--delay T] [--ttr T] [--key K] [BODY]", words: (1, 2), options: &["pri", "delay", "ttr", "key"], help: "put a job, its body from stdin without BODY", run: act::put },
-    Command { name: "tubes", usage: "", words: (0, 0), options: &[], help: "names of tubes", run: status::tubes },
+    ("status", 0, 0, "all tubes, those that need attention first", status::status),
+    ("check", 0, 0, "one line and an exit code, for cron and Nagios", status::check),
+    ("top [SECS]", 0, 1, "status with rates, again every SECS (2)", status::top),
+    ("failed [TUBE] [--limit N]", 0, 1, "buried jobs", list::failed),
+    ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", list::jobs),
+    ("job ID [--body]", 1, 1, "one job with its body, or its body only", list::job),
+    ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", act::retry),
+    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs, the buried ones unless told otherwise", transfer::move_jobs),
+    ("delete ID...", 1, ANY, "delete jobs", act::delete),
+    ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", act::flush),
+    ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", pause::pause),
+    ("resume TUBE...|--all", 0, ANY, "end a pause", pause::resume),
+    ("drain TUBE... [--held] [--within TIME]", 1, ANY, "wait until nothing is ready, held or delayed", pause::drain),
+    ("export TUBE [--take]", 1, 1, "print jobs as lines of JSON", transfer::export),
+    ("import [--tube T]", 0, 0, "put jobs from lines of JSON", transfer::import),
+    ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", list::workers),
+    ("bench [--jobs N] [--connections N] [--size S]", 0, 0, "measure latency", bench::bench),
+    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", act::put),
+    ("tubes", 0, 0, "names of tubes", status::tubes),
 ];
 
 /// What all commands need.
 struct Ctl {
     place: Place,
-    /// `place` as an argument of `-s`, unless it is the default.
+    /// The argument of `-s` for remedies, unless it is the default.
     server: Option<String>,
     is_json: bool,
     is_dry_run: bool,
@@ -97,46 +90,45 @@ impl Ctl {
 
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
-    let is_check = |command: &Command| command.name == "check";
-    let mut checks = false;
+    let mut is_check = false;
     let done = args::parse(std::env::args_os().skip(1)).and_then(|request| match request {
         Request::Print(text) => print(&text).map(|()| 0),
         Request::Run(command, ctl, args) => {
-            checks = is_check(command);
-            (command.run)(&ctl, &args)
+            is_check = command.0 == "check";
+            (command.4)(&ctl, &args)
         }
     });
-    let exit_code = done.unwrap_or_else(|Failure { exit_code, message }| {
-        // Plugins of Nagios have one exit code for everything that keeps them from an answer.
-        if checks {
-            let _ = print(&format!("UNKNOWN: {message}"));
-            return 3;
-        }
-        // The reader of the output has stopped reading.
-        if !message.is_empty() {
+    ExitCode::from(done.unwrap_or_else(|Failure { exit_code, message }| match is_check {
+        true => print(&format!("UNKNOWN: {message}")).map_or(EXIT_UNKNOWN, |()| EXIT_UNKNOWN),
+        false => {
             complain(&message);
+            exit_code
         }
-        exit_code
-    });
-    ExitCode::from(exit_code)
+    }))
 }
 
 /// Prints a line on stdout.
 fn print(line: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(unwritten)
+    print_with(|out| writeln!(out, "{line}"))
+}
+
+/// Prints on stdout, which is a buffer until the end of `write`.
+fn print_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    write(&mut out).and_then(|()| out.flush()).map_err(|error| unwritten(&error))
 }
 
 /// Prints a line on stderr.
 fn complain(message: &str) {
-    let _ = writeln!(io::stderr(), "beanstalkctl: {message}");
+    // The reader of the output has stopped reading: there is nothing to say.
+    if !message.is_empty() {
+        let _ = writeln!(io::stderr(), "beanstalkctl: {message}");
+    }
 }
 
 /// Returns the failure of a write to stdout.
-#[expect(clippy::needless_pass_by_value, reason = "it is used as a function of a result's error")]
-fn unwritten(error: io::Error) -> Failure {
-    let is_closed = error.kind() == io::ErrorKind::BrokenPipe;
-    let message =
-        if is_closed { String::new() } else { format!("cannot write to stdout: {error}") };
-    Failure::new(EXIT_PARTLY, message)
+fn unwritten(error: &io::Error) -> Failure {
+    let is_closed = error.kind() == ErrorKind::BrokenPipe;
+    let message = format!("cannot write to stdout: {error}");
+    Failure::new(EXIT_PARTLY, if is_closed { String::new() } else { message })
 }

@@ -2,24 +2,13 @@
 
 use crate::engine::text::JsonText;
 use rustix::termios::tcgetwinsize;
-use std::io::{self, IsTerminal, Write};
-
-/// The type of a column.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Column {
-    /// Aligned to the right, never cut.
-    Number(&'static str),
-    /// Aligned to the left, never cut.
-    Word(&'static str),
-    /// A name of up to 200 bytes, cut in its middle.
-    Name(&'static str),
-    /// Text, cut at its end.
-    Text(&'static str),
-}
+use std::io::{self, Write};
 
 /// A table that is printed in parts: its header once, and columns that get wider only.
 pub struct Table {
-    columns: Vec<Column>,
+    /// The titles, each after the kind of its column: `>` aligned to the right, `<` to the left, `~` a
+    /// name that is cut in its middle, `.` text that is cut at its end.
+    columns: Vec<&'static str>,
     widths: Vec<usize>,
     rows: Vec<Vec<String>>,
     width: usize,
@@ -29,60 +18,46 @@ pub struct Table {
 /// The width where there is no terminal.
 const WIDTH: usize = 80;
 
-/// The width to which a name or a text shrinks at most, before another one shrinks.
+/// The width to which a name or a text is cut at most.
 const NAME_MIN: usize = 8;
 
-impl Column {
-    fn title(self) -> &'static str {
-        match self {
-            Column::Number(title)
-            | Column::Word(title)
-            | Column::Name(title)
-            | Column::Text(title) => title,
-        }
-    }
-}
-
 impl Table {
-    /// Returns an empty table.
-    pub fn new(columns: &[Column]) -> Table {
-        let widths = columns.iter().map(|column| column.title().len()).collect();
+    /// Returns an empty table with these columns.
+    pub fn new(columns: &'static str) -> Table {
+        let columns: Vec<&str> = columns.split(' ').collect();
+        let widths = columns.iter().map(|column| column.len() - 1).collect();
         let width = terminal_size().map_or(WIDTH, |(width, _)| width);
-        Table { columns: columns.to_vec(), widths, rows: Vec::new(), width, is_begun: false }
+        Table { columns, widths, rows: Vec::new(), width, is_begun: false }
     }
 
     /// Adds a row.
     pub fn add(&mut self, row: Vec<String>) {
+        for (width, cell) in self.widths.iter_mut().zip(&row) {
+            *width = (*width).max(width_of(cell));
+        }
         self.rows.push(row);
+    }
+
+    /// Returns the number of rows that are not printed yet.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
     }
 
     /// Prints the rows that were added since. Without rows nothing is printed, not even the header.
     pub fn print(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        for row in &self.rows {
-            for (width, cell) in self.widths.iter_mut().zip(row) {
-                *width = (*width).max(width_of(cell));
-            }
-        }
         let widths = self.fitted();
         let mut rows = std::mem::take(&mut self.rows);
-        if !rows.is_empty() && !self.is_begun {
-            self.is_begun = true;
-            rows.insert(0, self.columns.iter().map(|column| column.title().into()).collect());
+        if !rows.is_empty() && !std::mem::replace(&mut self.is_begun, true) {
+            rows.insert(0, self.columns.iter().map(|column| column[1..].into()).collect());
         }
         for row in rows {
             let mut line = String::new();
-            for ((&column, &width), cell) in self.columns.iter().zip(&widths).zip(&row) {
-                let cell = match column {
-                    Column::Name(_) => cut(cell, width, width / 2),
-                    Column::Text(_) => cut(cell, width, width.saturating_sub(1)),
-                    Column::Number(_) | Column::Word(_) => cell.clone(),
-                };
-                let padding = " ".repeat(width.saturating_sub(width_of(&cell)));
-                line += &match column {
-                    Column::Number(_) => format!("{padding}{cell}  "),
-                    Column::Word(_) | Column::Name(_) | Column::Text(_) => {
-                        format!("{cell}{padding}  ")
-                    }
+            for ((column, &width), cell) in self.columns.iter().zip(&widths).zip(&row) {
+                let cell = cut(cell, width, column.starts_with('~'));
+                let padding = " ".repeat(width - width_of(&cell));
+                line += &match column.starts_with('>') {
+                    true => format!("{padding}{cell}  "),
+                    false => format!("{cell}{padding}  "),
                 };
             }
             writeln!(out, "{}", line.trim_end())?;
@@ -93,16 +68,13 @@ impl Table {
     /// Returns the widths at which the table fits.
     fn fitted(&self) -> Vec<usize> {
         let mut widths = self.widths.clone();
-        let mut excess =
-            (widths.iter().sum::<usize>() + 2 * (widths.len() - 1)).saturating_sub(self.width);
-        let can_shrink = |column| matches!(column, Column::Name(_) | Column::Text(_));
-        while excess > 0 {
-            let flexible = (0..widths.len()).filter(|&index| can_shrink(self.columns[index]));
-            match flexible.max_by_key(|&index| widths[index]) {
-                Some(widest) if widths[widest] > NAME_MIN => widths[widest] -= 1,
-                _ => break,
-            }
-            excess -= 1;
+        while widths.iter().sum::<usize>() + 2 * (widths.len() - 1) > self.width {
+            let can_shrink = |&index: &usize| {
+                self.columns[index].starts_with(['~', '.']) && widths[index] > NAME_MIN
+            };
+            let widest = (0..widths.len()).filter(can_shrink).max_by_key(|&index| widths[index]);
+            let Some(widest) = widest else { break };
+            widths[widest] -= 1;
         }
         widths
     }
@@ -114,41 +86,27 @@ pub fn terminal_size() -> Option<(usize, usize)> {
     (size.ws_col > 0).then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Returns whether people read stdout on a terminal.
-pub fn is_terminal() -> bool {
-    io::stdout().is_terminal()
-}
-
 /// Returns the columns that a terminal needs. Wide characters take two.
 fn width_of(text: &str) -> usize {
-    text.chars().map(char_width).sum()
+    text.chars().map(|char| if char < '\u{1100}' || char == '…' { 1 } else { 2 }).sum()
 }
 
-fn char_width(char: char) -> usize {
-    if char < '\u{1100}' || char == '…' { 1 } else { 2 }
-}
-
-/// Cuts `text` to `width` columns: `before` of them, `…`, and its end.
-fn cut(text: &str, width: usize, before: usize) -> String {
-    if width_of(text) <= width {
-        return text.to_owned();
+/// Cuts `text` to `width` columns, in its middle or at its end.
+fn cut(text: &str, width: usize, in_middle: bool) -> String {
+    let mut line = text.to_owned();
+    let mut chars: Vec<char> = text.chars().collect();
+    while width_of(&line) > width {
+        let at = if in_middle { chars.len() / 2 } else { chars.len() - 1 };
+        chars.remove(at);
+        let (before, after) = chars.split_at(at);
+        line = before.iter().chain(&['…']).chain(after).collect();
     }
-    let within = |most: usize, chars: &mut dyn Iterator<Item = char>| {
-        let mut used = 0;
-        let fits = |char: &char| {
-            used += char_width(*char);
-            used <= most
-        };
-        chars.take_while(fits).collect::<Vec<char>>()
-    };
-    let mut line: String = within(before, &mut text.chars()).into_iter().collect();
-    line.push('…');
-    line.extend(within(width - before - 1, &mut text.chars().rev()).into_iter().rev());
     line
 }
 
 /// Returns a body as text that no terminal interprets: `\n`, `\\`, and other bytes as `\x1b`.
 pub fn escaped(body: &[u8]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
     let mut text = String::with_capacity(body.len());
     for chunk in body.utf8_chunks() {
         for char in chunk.valid().chars() {
@@ -157,27 +115,17 @@ pub fn escaped(body: &[u8]) -> String {
                 '\r' => text += "\\r",
                 '\t' => text += "\\t",
                 '\\' => text += "\\\\",
-                _ if char.is_control() || is_mark(char) => {
-                    let mut utf8 = [0; 4];
-                    escape_bytes(char.encode_utf8(&mut utf8).as_bytes(), &mut text);
+                // Invisible marks, and those that change the direction of the text after them.
+                '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' => {
+                    text += &hex(char.to_string().as_bytes());
                 }
+                _ if char.is_control() => text += &hex(char.to_string().as_bytes()),
                 _ => text.push(char),
             }
         }
-        escape_bytes(chunk.invalid(), &mut text);
+        text += &hex(chunk.invalid());
     }
     text
-}
-
-/// Returns whether `char` is invisible, or changes the direction of the text after it.
-fn is_mark(char: char) -> bool {
-    matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}')
-}
-
-fn escape_bytes(bytes: &[u8], text: &mut String) {
-    for byte in bytes {
-        *text += &format!("\\x{byte:02x}");
-    }
 }
 
 /// Returns a time for a table: `45s`, `20m`, `3h`, `2d`.
@@ -192,15 +140,10 @@ pub fn span(secs: u64) -> String {
 
 /// Returns a number for people, such as `3,120`.
 pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
     }
-    text
 }
 
 /// Returns `text` as a string of JSON.
@@ -208,11 +151,16 @@ pub fn json_string(text: &str) -> String {
     format!("\"{}\"", JsonText(text))
 }
 
+/// Returns a value of a document as JSON: a number, a string that has quotes, or a word.
+pub fn json_value(value: &str) -> String {
+    let is_json = value.starts_with('"') || value.bytes().all(|byte| byte.is_ascii_digit());
+    if is_json { value.to_owned() } else { json_string(value) }
+}
+
 /// Returns a JSON object of values that are JSON.
 pub fn json_object<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
-    let pairs: Vec<String> =
-        pairs.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
-    format!("{{{}}}", pairs.join(","))
+    let pairs = pairs.into_iter().map(|(key, value)| format!("\"{key}\":{value}"));
+    format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
 }
 
 #[cfg(test)]
@@ -221,7 +169,7 @@ mod tests {
 
     #[test]
     fn tables_fit_and_names_are_cut_in_the_middle() {
-        let mut table = Table::new(&[Column::Name("TUBE"), Column::Number("READY")]);
+        let mut table = Table::new("~TUBE >READY");
         table.width = 80;
         let mut out = Vec::new();
         table.print(&mut out).unwrap();
@@ -233,11 +181,10 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].chars().count(), 80);
+        assert!(lines.iter().all(|line| line.chars().count() == 80), "{text}");
         assert!(lines[1].starts_with("a---") && lines[1].ends_with("z      7"), "{}", lines[1]);
-        assert_eq!(lines[1].chars().count(), 80);
         assert!(lines[1].contains('…'));
-        assert_eq!(lines[2].chars().count(), 80);
+        assert_eq!(cut("ab漢字cd", 5, false), "ab漢…");
     }
 
     #[test]
@@ -256,7 +203,7 @@ mod tests {
 
     #[test]
     fn numbers_and_times_are_for_people() {
-        let numbers = [(0, "0"), (999, "999"), (3120, "3,120"), (1_234_567, "1,234,567")];
+        let numbers = [(0, "0"), (999, "999"), (3120, "3,120"), (1_002_003, "1,002,003")];
         assert!(numbers.into_iter().all(|(number, text)| grouped(number) == text));
         let spans = [(0, "0s"), (119, "119s"), (1200, "20m"), (7200, "2h"), (172_800, "2d")];
         assert!(spans.into_iter().all(|(secs, text)| span(secs) == text));
