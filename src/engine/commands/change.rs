@@ -4,40 +4,32 @@ use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::queue::Kick;
 use crate::engine::queue::flush::{FlushKind, WORK_PER_FREE};
+use crate::engine::queue::job::JobState;
 use crate::engine::queue::touch::TouchAll;
-use crate::engine::queue::{Kick, Outcome};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 
 /// Units of work to touch a job.
 const WORK_PER_TOUCH: usize = 2;
 
-impl Outcome {
-    /// Returns the answer of a command for one job.
-    fn answer(self, done: Word) -> Answer {
-        match self {
-            Outcome::Done => Ok(done.into()),
-            Outcome::NotFound => Err(Word::NotFound),
-            Outcome::NoSpace => Err(Word::OutOfMemory),
-        }
-    }
-}
-
 // ---- Jobs ----
 
 /// `delete <id>`
 pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.delete(&mut c.client, args.id(), s.now).answer(Word::Deleted)
+    delete_one(c, s, args.id())?;
+    s.queue.compact();
+    Ok(Word::Deleted.into())
 }
 
 /// `delete-batch <id> ...`
 pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let (mut deleted, mut not_found) = (0, 0);
     for id in args.rest {
-        match s.queue.delete_one(&mut c.client, id, s.now) {
-            Outcome::Done => deleted += 1,
-            Outcome::NoSpace if deleted + not_found == 0 => return Err(Word::OutOfMemory),
-            Outcome::NotFound | Outcome::NoSpace => not_found += 1,
+        match delete_one(c, s, id) {
+            Ok(()) => deleted += 1,
+            Err(Word::OutOfMemory) if deleted + not_found == 0 => return Err(Word::OutOfMemory),
+            Err(_) => not_found += 1,
         }
     }
     s.queue.compact();
@@ -45,24 +37,31 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     Ok(Reply::Numbers("DELETED_BATCH ", deleted as u64, not_found as u64))
 }
 
+#[inline]
+fn delete_one(c: &mut Conn, s: &mut Store, id: u64) -> Result<(), Word> {
+    let job = s.queue.find_own(&c.client, id).ok_or(Word::NotFound)?;
+    Ok(s.queue.delete(&mut c.client, job, s.now)?)
+}
+
 /// `release <id> <pri> <delay>`
 pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let (pri, delay_secs) = (args.number(1), args.number(2));
-    s.queue.release(&mut c.client, args.id(), pri, delay_secs, s.now).answer(Word::Released)
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    s.queue.release(&mut c.client, job, args.number(1), args.number(2), s.now)?;
+    Ok(Word::Released.into())
 }
 
 /// `bury <id> <pri>`
 pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.bury(&mut c.client, args.id(), args.number(1), s.now).answer(Word::Buried)
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    s.queue.bury(&mut c.client, job, args.number(1), s.now)?;
+    Ok(Word::Buried.into())
 }
 
 /// `touch <id>`
 pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    if s.queue.touch(&mut c.client, args.id(), s.now) {
-        Ok(Word::Touched.into())
-    } else {
-        Err(Word::NotFound)
-    }
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    s.queue.touch(&mut c.client, job, s.now);
+    Ok(Word::Touched.into())
 }
 
 /// `touch-all`
@@ -103,7 +102,14 @@ pub fn kick_step(c: &mut Conn, s: &mut Store, mut kick: Kick) -> Answer {
 
 /// `kick-job <id>`
 pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    s.queue.kick_job(args.id(), s.now).answer(Word::KickedJob)
+    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    match s.queue.jobs[job].state.shown() {
+        JobState::Delayed | JobState::Buried => {}
+        JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NotFound),
+    }
+    s.queue.kick_one(job, s.now)?;
+    s.queue.compact();
+    Ok(Word::KickedJob.into())
 }
 
 // ---- Tubes ----
@@ -146,11 +152,9 @@ pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     if secs > 0 {
         ensure_room_for_tubes(s)?;
     }
-    if s.queue.pause(args.tube, secs, s.now) {
-        Ok(Word::Paused.into())
-    } else {
-        Err(Word::NotFound)
-    }
+    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
+    s.queue.pause(tube, secs, s.now);
+    Ok(Word::Paused.into())
 }
 
 /// `flush-tube <tube>`

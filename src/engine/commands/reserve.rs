@@ -40,10 +40,13 @@ pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     c.client.ensure_can_reserve()?;
     let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    if !s.queue.is_reservable(job) {
+        return Err(Word::NotFound);
+    }
     if !s.settings.can_hold(&s.queue.jobs[job].body) {
         return Err(Word::OutOfMemory);
     }
-    let job = s.queue.reserve_job(&mut c.client, args.id(), s.now)?.ok_or(Word::NotFound)?;
+    s.queue.reserve_job(&mut c.client, job, s.now)?;
     s.queue.mark_worker(&mut c.client);
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }

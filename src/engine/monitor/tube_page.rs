@@ -12,7 +12,6 @@ use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
-use crate::engine::protocol::stats;
 use crate::engine::queue::Queue;
 use crate::engine::queue::job::Job;
 use crate::engine::text::JsonText;
@@ -45,7 +44,7 @@ struct ShownJob<'q> {
 
 impl ShownJob<'_> {
     fn counts(&self) -> Counts {
-        self.queue.jobs.counts(self.job)
+        self.queue.counts(self.job)
     }
 }
 
@@ -165,7 +164,7 @@ impl TubePage {
         }
         text.push_str("<tbody>\n");
         for job in jobs {
-            push(text, format_args!("<tr><th scope=row>{}", stats::state_name(job.job)));
+            push(text, format_args!("<tr><th scope=row>{}", job.job.state.shown().name()));
             table::write_html_cells(&job_columns(), job, text);
             text.push('\n');
         }
@@ -184,7 +183,7 @@ impl TubePage {
         // The longest state has 8 characters.
         table::write_text_head(&job_columns(), "state   ", text);
         for job in jobs {
-            let state = format!("{:8}", stats::state_name(job.job));
+            let state = format!("{:8}", job.job.state.shown().name());
             table::write_text_row(&job_columns(), &state, job, text);
         }
     }
@@ -195,7 +194,7 @@ impl TubePage {
         text.push_str(",\n\"jobs\":[");
         for (index, job) in jobs.iter().enumerate() {
             let separator = if index == 0 { "" } else { "," };
-            let state = stats::state_name(job.job);
+            let state = job.job.state.shown().name();
             push(text, format_args!("{separator}\n{{\"state\":\"{state}\","));
             table::write_json_members(&job_columns(), job, text);
             text.push('}');

@@ -4,7 +4,7 @@
 //! accepts and rejects, because clients depend on how it parses malformed lines. The only exceptions
 //! are the commands that C beanstalkd does not have, and the key of a unique job.
 
-use crate::engine::queue::browse::StateFilter;
+use crate::engine::queue::job::JobState;
 use crate::engine::text::{self, is_tube_name};
 
 /// The kind of one argument of a command, or of several that belong together.
@@ -49,7 +49,8 @@ pub struct Args<'a> {
     /// The name of a tube; empty if the name for `pause-tube` is invalid, which is counted before it is
     /// rejected.
     pub tube: &'a str,
-    pub state: StateFilter,
+    /// `None` for all states.
+    pub state: Option<JobState>,
     /// The bytes after these, for [`Argument::Ids`] and [`Argument::Tag`].
     pub rest: Rest<'a>,
 }
@@ -139,7 +140,7 @@ impl<'a> Args<'a> {
     #[inline]
     pub fn parse(kinds: &[Argument], line: &'a [u8]) -> Option<Args<'a>> {
         let mut rest = Rest(line);
-        let mut args = Args { numbers: [0; 4], tube: "", state: StateFilter::Any, rest: Rest(b"") };
+        let mut args = Args { numbers: [0; 4], tube: "", state: None, rest: Rest(b"") };
         let mut numbers = args.numbers.iter_mut();
         for kind in kinds {
             let number = match kind {
@@ -264,13 +265,14 @@ impl<'a> Rest<'a> {
         (!name.is_empty()).then(|| Rest(name).name().unwrap_or(""))
     }
 
-    fn state(&mut self) -> Option<StateFilter> {
+    /// Parses the name of a state, or `any`.
+    fn state(&mut self) -> Option<Option<JobState>> {
         Some(match self.word() {
-            b"ready" => StateFilter::Ready,
-            b"reserved" => StateFilter::Reserved,
-            b"delayed" => StateFilter::Delayed,
-            b"buried" => StateFilter::Buried,
-            b"any" => StateFilter::Any,
+            b"ready" => Some(JobState::Ready),
+            b"reserved" => Some(JobState::Reserved),
+            b"delayed" => Some(JobState::Delayed),
+            b"buried" => Some(JobState::Buried),
+            b"any" => None,
             _ => return None,
         })
     }

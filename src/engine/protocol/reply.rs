@@ -5,9 +5,10 @@ use crate::engine::binlog::NoSpace;
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::queue::Queue;
 use crate::engine::queue::body::Bodies;
+use crate::engine::queue::job::JobState;
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::BodyRef;
-use crate::engine::queue::unique::{Hit, HitState};
+use crate::engine::queue::unique::Hit;
 use crate::engine::text::{self, CR_LF};
 use std::collections::TryReserveError;
 use std::rc::Rc;
@@ -170,11 +171,11 @@ pub fn write_job(
 
 fn hit_line(hit: Hit) -> Line {
     let state = match hit.state {
-        HitState::Ready => " READY",
-        HitState::Reserved => " RESERVED",
-        HitState::Delayed => " DELAYED",
-        HitState::Buried => " BURIED",
-        HitState::Deleted => " DELETED",
+        JobState::Ready => " READY",
+        JobState::Reserved => " RESERVED",
+        JobState::Delayed => " DELAYED",
+        JobState::Buried => " BURIED",
+        JobState::Deleted => " DELETED",
     };
     Line::new().word(state).number(hit.id).word("INSERTED ")
 }

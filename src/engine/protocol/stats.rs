@@ -203,11 +203,11 @@ pub fn longest_jobs_len(count: usize) -> usize {
 /// Appends the line of a job, without its end. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
 fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
-    let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
+    let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
     text.push_str("- {id: ");
     text::push_decimal(text, job.id);
     text.push_str(", state: ");
-    text.push_str(state_name(job));
+    text.push_str(job.state.shown().name());
     for (name, number) in [
         (", pri: ", job.pri.into()),
         (", age: ", now.since(job.created_at).whole_secs()),
@@ -226,25 +226,14 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     }
 }
 
-/// Returns the name of the state of a job.
-pub fn state_name(job: &Job) -> &'static str {
-    match job.state {
-        State::Ready { .. } => "ready",
-        State::Delayed(_) | State::Postponed(_) => "delayed",
-        State::Reserved { .. } => "reserved",
-        State::Buried(_) => "buried",
-        State::Detached => unreachable!("between commands no job is detached"),
-    }
-}
-
 /// Returns the document of `stats-job`.
 pub fn job(key: JobKey, queue: &Queue, now: Nanos) -> String {
     let job = &queue.jobs[key];
-    let Counts { reserves, timeouts, releases, buries, kicks } = queue.jobs.counts(job);
+    let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
         .quoted("tube", &queue.tubes[job.tube].name)
-        .line("state", state_name(job))
+        .line("state", job.state.shown().name())
         .line("pri", job.pri)
         .line("age", now.since(job.created_at).whole_secs())
         .line("delay", job.delay_secs)

@@ -152,7 +152,7 @@ impl Queue {
 
     /// Drops a job that was removed, with its counts and its body. Returns whether this freed a page of bodies.
     pub(super) fn drop_job(&mut self, job: Job) -> bool {
-        self.jobs.drop_counts(job.counts);
+        self.large_counts.remove(job.counts);
         self.drop_counted(job.tube, job.body)
     }
 
@@ -408,16 +408,11 @@ impl Queue {
             | State::Reserved { .. } => {}
         }
         error!("job {id} is buried, because its body cannot be read");
-        let is_held = client.holds(job);
-        self.jobs.count_event(key, CountedEvent::Bury);
+        self.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
             self.record_update(key, Target::Buried, now);
         }
-        if is_held {
-            self.take_from(client, key);
-        } else {
-            self.detach(key);
-        }
+        self.take(client, key);
         self.attach(key, Target::Buried, now);
     }
 
@@ -524,7 +519,7 @@ impl Queue {
     /// reserve, so it is buried until compaction deletes it.
     pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
         if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
-            self.take_from(client, key);
+            self.take(client, key);
             self.make_buried(key);
         }
     }

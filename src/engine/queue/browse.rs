@@ -10,7 +10,7 @@
 //!    long as it exists, so no job is missed or found twice. Ten million jobs take 0.15 s.
 
 use super::Queue;
-use super::job::{Job, State};
+use super::job::{Job, JobState};
 use super::tube::Tube;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
@@ -22,19 +22,10 @@ use std::collections::{BinaryHeap, TryReserveError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection<'a> {
     pub tube: &'a str,
-    pub state: StateFilter,
+    /// Jobs in this state, or in all states.
+    pub state: Option<JobState>,
     pub count: usize,
     pub after: u64,
-}
-
-/// The states of jobs that a command selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateFilter {
-    Ready,
-    Reserved,
-    Delayed,
-    Buried,
-    Any,
 }
 
 /// A scan for the jobs of a selection, in steps.
@@ -43,7 +34,7 @@ pub struct SelectionScan {
     tube: TubeKey,
     /// The tube may be removed between two steps, and its key be given to another one.
     tube_name: Box<str>,
-    state: StateFilter,
+    state: Option<JobState>,
     /// Only jobs with higher ids are selected.
     after: u64,
     /// The maximum number of jobs.
@@ -102,8 +93,9 @@ impl Queue {
     }
 
     /// Returns whether the job is in the tube and matches the state.
-    fn is_selected(&self, job: &Job, tube: TubeKey, state: StateFilter) -> bool {
-        job.tube == tube && state.matches(job.state) && !self.is_flushed(job)
+    fn is_selected(&self, job: &Job, tube: TubeKey, state: Option<JobState>) -> bool {
+        let is_in_state = || state.is_none_or(|state| job.state.shown() == state);
+        job.tube == tube && is_in_state() && !self.is_flushed(job)
     }
 }
 
@@ -141,10 +133,10 @@ impl SelectionScan {
         let tube = &queue.tubes[self.tube];
         let Tube { ready, delayed, postponed, buried, reserved, .. } = tube;
         // Only the connections that hold reserved jobs know them.
-        let takes = |state| self.state == state || self.state == StateFilter::Any;
-        let [takes_ready, takes_delayed] = [StateFilter::Ready, StateFilter::Delayed].map(takes);
-        let takes_buried = takes(StateFilter::Buried);
-        if takes(StateFilter::Reserved) && *reserved > 0 {
+        let takes = |state| self.state.is_none_or(|only| only == state);
+        let [takes_ready, takes_delayed] = [JobState::Ready, JobState::Delayed].map(takes);
+        let takes_buried = takes(JobState::Buried);
+        if takes(JobState::Reserved) && *reserved > 0 {
             return false;
         }
         let listed = usize::from(takes_ready) * tube.ready_count()
@@ -172,7 +164,7 @@ impl SelectionScan {
     /// Looks up the next ids. Returns `false` if jobs with higher ids may be missing.
     fn look_up_window(&mut self, queue: &Queue) -> bool {
         let window = queue.limits.ids_looked_up_at_once as u64;
-        let end = self.after.saturating_add(window).min(queue.jobs.highest_id());
+        let end = self.after.saturating_add(window).min(queue.highest_id);
         let mut looked_up = 0;
         for id in self.after.saturating_add(1)..=end {
             looked_up += 1;
@@ -187,7 +179,7 @@ impl SelectionScan {
         if self.lowest.len() > self.count {
             return true;
         }
-        if end < queue.jobs.highest_id() {
+        if end < queue.highest_id {
             self.lowest.clear();
             return false;
         }
@@ -235,20 +227,6 @@ impl SelectionScan {
     }
 }
 
-impl StateFilter {
-    fn matches(self, state: State) -> bool {
-        match state {
-            State::Ready { .. } => matches!(self, StateFilter::Ready | StateFilter::Any),
-            State::Reserved { .. } => matches!(self, StateFilter::Reserved | StateFilter::Any),
-            State::Delayed(_) | State::Postponed(_) => {
-                matches!(self, StateFilter::Delayed | StateFilter::Any)
-            }
-            State::Buried(_) => matches!(self, StateFilter::Buried | StateFilter::Any),
-            State::Detached => false,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,12 +238,12 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     const NOW: Nanos = Nanos::from_secs(100);
-    const STATES: [StateFilter; 5] = [
-        StateFilter::Ready,
-        StateFilter::Reserved,
-        StateFilter::Delayed,
-        StateFilter::Buried,
-        StateFilter::Any,
+    const STATES: [Option<JobState>; 5] = [
+        Some(JobState::Ready),
+        Some(JobState::Reserved),
+        Some(JobState::Delayed),
+        Some(JobState::Buried),
+        None,
     ];
 
     /// Puts `count` jobs with random gaps of up to `gap` between their ids, in random states, into
@@ -273,7 +251,7 @@ mod tests {
     fn fill(queue: &mut Queue, random: &mut fastrand::Rng, count: usize, gap: u64) -> Client {
         let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
         for _ in 0..count {
-            let id = queue.jobs.highest_id() + random.u64(1..=gap);
+            let id = queue.highest_id + random.u64(1..=gap);
             put(queue, &mut client, random, id);
         }
         client
@@ -288,18 +266,19 @@ mod tests {
         queue.put(tube, id, params, None, body, NOW).unwrap();
         if random.bool() {
             client.ensure_can_reserve().unwrap();
-            queue.reserve_job(client, id, NOW).unwrap().unwrap();
+            let job = queue.find(id).unwrap();
+            queue.reserve_job(client, job, NOW).unwrap();
             if random.bool() {
-                queue.bury(client, id, 1, NOW);
+                queue.bury(client, job, 1, NOW).unwrap();
             }
         }
     }
 
     /// Returns the ids of a tube, with the state of each.
-    fn ids(queue: &Queue, tube: &str) -> BTreeMap<u64, State> {
+    fn ids(queue: &Queue, tube: &str) -> BTreeMap<u64, JobState> {
         let tube = queue.tubes.find(tube);
         let jobs = queue.jobs.iter().map(|(_, job)| job).filter(|job| Some(job.tube) == tube);
-        jobs.map(|job| (job.id, job.state)).collect()
+        jobs.map(|job| (job.id, job.state.shown())).collect()
     }
 
     /// Returns a page, and the number of its steps. Calls `between` between two steps.
@@ -332,7 +311,9 @@ mod tests {
             let mut max_steps = 0;
             for (tube, state) in ["few", "many"].into_iter().flat_map(|it| STATES.map(|s| (it, s)))
             {
-                let expected = ids(&queue, tube).into_iter().filter(|&(_, it)| state.matches(it));
+                let expected = ids(&queue, tube)
+                    .into_iter()
+                    .filter(|&(_, it)| state.is_none_or(|state| it == state));
                 let expected: Vec<u64> = expected.map(|(id, _)| id).collect();
                 let (mut found, mut after) = (Vec::new(), 0);
                 loop {
@@ -362,14 +343,14 @@ mod tests {
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
         let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);
         loop {
-            let selection = Selection { tube: "many", state: StateFilter::Any, count: 1000, after };
+            let selection = Selection { tube: "many", state: None, count: 1000, after };
             let (ids, next, _) = page(&mut queue, selection, |queue| {
                 for _ in 0..50 {
                     let gone = *random.choice(&staying).expect("some jobs stay");
-                    if queue.delete(&mut client, gone, Nanos::ZERO) == super::super::Outcome::Done {
-                        staying.remove(&gone);
-                    }
-                    let new = queue.jobs.highest_id() + 1;
+                    let job = queue.find(gone).expect("it stays");
+                    queue.delete(&mut client, job, Nanos::ZERO).unwrap();
+                    staying.remove(&gone);
+                    let new = queue.highest_id + 1;
                     put(queue, &mut client, &mut random, new);
                 }
                 changes += 1;

@@ -53,17 +53,17 @@ impl Queue {
         let is_last = self.bury_after.is_some_and(|limit| has_begun && returns >= limit.get());
         // Without space for the record of the bury, the job becomes ready.
         if !is_last || self.reserve_update().is_err() {
-            self.take_from(client, key);
+            self.take(client, key);
             if !has_begun {
-                let counts = self.jobs.counts(&self.jobs[key]);
+                let counts = self.counts(&self.jobs[key]);
                 let reserves = counts.reserves.wrapping_sub(1);
-                self.jobs.set_counts(key, Counts { reserves, ..counts });
+                self.set_counts(key, Counts { reserves, ..counts });
             }
             return self.make_ready_and_charge(key, work_left, now);
         }
-        self.jobs.count_event(key, CountedEvent::Bury);
+        self.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
-        self.give_up(client, key, Target::Buried, now);
+        self.transition(client, key, Target::Buried, now);
         *work_left = work_left.saturating_sub(WORK_PER_MOVE);
         let tube = &mut self.tubes[tube];
         tube.buried_after_returns += 1;

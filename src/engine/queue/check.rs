@@ -38,7 +38,14 @@ impl Queue {
         conn_bodies: impl Iterator<Item = &'a Body>,
     ) {
         let clients: BTreeMap<ConnKey, &Client> = clients.map(|it| (it.key, it)).collect();
-        self.jobs.check();
+        self.jobs.check(format_args!("the jobs"));
+        let counts = self.jobs.iter().map(|(_, job)| &job.counts);
+        self.large_counts.check(counts, format_args!("the large counts"));
+        for (key, job) in self.jobs.iter() {
+            let found = self.jobs.find(job.id);
+            assert_eq!(found, Some(key), "key found for job {}, and its own", job.id);
+            assert!(job.ttr_secs >= 1, "job {} has a TTR of 0 s", job.id);
+        }
         self.tubes.check();
         self.tube_timers.check(self.tubes.len(), format_args!("the timers of tubes"));
         self.conn_timers.check(clients.len(), format_args!("the timers of connections"));

@@ -134,9 +134,11 @@ impl Queue {
         self.conn_timers.set_no_later_than(client.key, deadline.max(now));
     }
 
-    /// Removes a job from those that its connection holds, and detaches it.
-    pub(super) fn take_from(&mut self, client: &mut Client, key: JobKey) {
-        client.forget(key, &mut self.jobs);
+    /// Detaches a job that no other connection holds.
+    pub(super) fn take(&mut self, client: &mut Client, key: JobKey) {
+        if client.holds(&self.jobs[key]) {
+            client.forget(key, &mut self.jobs);
+        }
         self.detach(key);
     }
 
@@ -150,8 +152,14 @@ impl Queue {
     }
 
     /// Returns the job `id` if the connection has reserved it.
-    pub(super) fn find_held(&self, client: &Client, id: u64) -> Option<JobKey> {
+    pub fn find_held(&self, client: &Client, id: u64) -> Option<JobKey> {
         self.find(id).filter(|&key| client.holds(&self.jobs[key]))
+    }
+
+    /// Returns the job `id` if no other connection has reserved it.
+    pub fn find_own(&self, client: &Client, id: u64) -> Option<JobKey> {
+        let may_take = |job: &Job| job.state.holder().is_none_or(|holder| holder == client.key);
+        self.find(id).filter(|&key| may_take(&self.jobs[key]))
     }
 }
 

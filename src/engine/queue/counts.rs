@@ -10,9 +10,10 @@
 //!
 //! With a million jobs this saves 16 MB, and each job fits in 64 bytes.
 
+use super::Queue;
 use crate::engine::binlog::record::Counts;
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::keys::{Key, LargeCountsKey};
+use crate::engine::keys::{JobKey, Key, LargeCountsKey};
 use std::fmt;
 
 /// The counts of one job, or the key of its entry in [`LargeCounts`]. The owner must call
@@ -51,6 +52,13 @@ const LARGE: u32 = 1 << 31;
 impl Default for LargeCounts {
     fn default() -> LargeCounts {
         LargeCounts(PagedSlab::with_31_bits())
+    }
+}
+
+impl Queue {
+    /// Changes the counts of a job.
+    pub(super) fn set_counts(&mut self, key: JobKey, counts: Counts) {
+        self.large_counts.set(&mut self.jobs[key].counts, counts);
     }
 }
 

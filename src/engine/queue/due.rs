@@ -18,10 +18,8 @@ pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 const LATE: Nanos = Nanos::from_millis(20);
 
 impl Queue {
-    /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`. Returns `false`
-    /// if there is no such tube.
-    pub fn pause(&mut self, name: &str, secs: u32, now: Nanos) -> bool {
-        let Some(key) = self.tubes.find(name) else { return false };
+    /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`.
+    pub fn pause(&mut self, key: TubeKey, secs: u32, now: Nanos) {
         let until = now + Nanos::from_secs(secs);
         let tube = &mut self.tubes[key];
         tube.pauses += 1;
@@ -33,7 +31,6 @@ impl Queue {
             tube.pause = Some(Box::new(Pause { secs, until }));
             self.tube_timers.set_no_later_than(key, until);
         }
-        true
     }
 
     /// Ends a pause and serves the waiters. If `work_left` is too small for all of them, the pause
@@ -199,7 +196,7 @@ impl Queue {
             if *work_left == 0 {
                 break;
             }
-            self.jobs.count_event(expired.job, CountedEvent::Timeout);
+            self.count_event(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
             self.take_back(client, expired.job, work_left, now);
         }

@@ -369,8 +369,8 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::engine::limits::Limits;
+    use crate::engine::queue::Totals;
     use crate::engine::queue::job::JobParams;
-    use crate::engine::queue::{Outcome, Totals};
     use std::collections::BTreeMap;
 
     const NOW: Nanos = Nanos::from_secs(100);
@@ -387,9 +387,11 @@ mod tests {
         queue.connect(ConnKey::from_index(index)).unwrap()
     }
 
-    fn reserve(queue: &mut Queue, client: &mut Client, id: u64) {
+    fn reserve(queue: &mut Queue, client: &mut Client, id: u64) -> JobKey {
         client.ensure_can_reserve().unwrap();
-        queue.reserve_job(client, id, NOW).unwrap().unwrap();
+        let job = queue.find(id).unwrap();
+        queue.reserve_job(client, job, NOW).unwrap();
+        job
     }
 
     /// Frees flushed jobs, and returns the replies in their order.
@@ -437,12 +439,10 @@ mod tests {
                     put(&mut queue, last_id, tube, u32::from(random.bool()) * 9);
                     let client = random.choice(&mut clients).expect("there are connections");
                     let is_reserved = random.u8(..3) == 0;
-                    if is_reserved {
-                        reserve(&mut queue, client, last_id);
-                    }
                     let is_buried = is_reserved && random.bool();
-                    if is_buried {
-                        assert_eq!(queue.bury(client, last_id, 7, NOW), Outcome::Done);
+                    if is_reserved {
+                        let job = reserve(&mut queue, client, last_id);
+                        assert!(!is_buried || queue.bury(client, job, 7, NOW).is_ok());
                     }
                     model.insert(last_id, (tube, is_buried));
                 }
@@ -476,7 +476,8 @@ mod tests {
                         let id = random.u64(..=last_id);
                         let expected = model.contains_key(&id);
                         assert_eq!(queue.find(id).is_some(), expected, "seed {seed}, job {id}");
-                        if queue.delete(&mut clients[at], id, NOW) == Outcome::Done {
+                        if let Some(job) = queue.find_own(&clients[at], id) {
+                            assert_eq!(queue.delete(&mut clients[at], job, NOW), Ok(()));
                             assert!(model.remove(&id).is_some(), "seed {seed}, job {id}");
                         }
                     }
@@ -545,8 +546,8 @@ mod tests {
             let mut add = |queue: &mut Queue, id| {
                 put(queue, id, "a", 0);
                 if kind == FlushKind::Buried {
-                    reserve(queue, &mut client, id);
-                    assert_eq!(queue.bury(&mut client, id, 7, NOW), Outcome::Done);
+                    let job = reserve(queue, &mut client, id);
+                    assert_eq!(queue.bury(&mut client, job, 7, NOW), Ok(()));
                 }
             };
             (1..=5_000).for_each(|id| add(&mut queue, id));

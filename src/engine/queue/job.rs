@@ -4,19 +4,15 @@
 //! rules of `queue/mod.rs`, and connections only by key.
 
 use super::body::Body;
-use super::counts::{CountedEvent, JobCounts, LargeCounts};
-use crate::engine::binlog::record::Counts;
+use super::counts::JobCounts;
 use crate::engine::collections::chains::{HashSlab, Hashed, mix_blocks};
 use crate::engine::collections::heap::Entry;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::ordered::Ranked;
-use crate::engine::collections::slab::PagedSlab;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 
 #[derive(Debug)]
 pub struct Job {
@@ -30,7 +26,7 @@ pub struct Job {
     pub delay_secs: u32,
     /// The time to run: how long a worker may hold the job; at least 1 s.
     pub ttr_secs: u32,
-    /// How often the job was reserved, timed out, released, buried and kicked: see [`Jobs::counts`].
+    /// How often the job was reserved, timed out, released, buried and kicked: see [`Queue::counts`](super::Queue::counts).
     pub counts: JobCounts,
     pub created_at: Nanos,
     /// The end of the delay, while it is delayed or postponed; the end of the TTR while it is reserved, or
@@ -161,13 +157,47 @@ pub struct ReservedEntry {
     pub job: JobKey,
 }
 
-/// All jobs.
-#[derive(Debug, Default)]
-pub struct Jobs {
-    by_id: HashSlab<JobKey, Job>,
-    large_counts: LargeCounts,
-    /// The highest id of a job that was ever inserted.
-    highest_id: u64,
+/// All jobs, found by id.
+pub type Jobs = HashSlab<JobKey, Job>;
+
+/// The states of jobs for clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobState {
+    Ready,
+    Reserved,
+    Delayed,
+    Buried,
+    /// The job is deleted, and its key is kept.
+    Deleted,
+}
+
+impl JobState {
+    /// Returns the name in lists and statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobState::Ready => "ready",
+            JobState::Reserved => "reserved",
+            JobState::Delayed => "delayed",
+            JobState::Buried => "buried",
+            JobState::Deleted => "deleted",
+        }
+    }
+}
+
+impl State {
+    /// Returns the state for clients.
+    ///
+    /// # Panics
+    /// The job is between two states: no command ends there.
+    pub fn shown(self) -> JobState {
+        match self {
+            State::Ready(_) => JobState::Ready,
+            State::Reserved(_) => JobState::Reserved,
+            State::Delayed(_) | State::Postponed(_) => JobState::Delayed,
+            State::Buried(_) => JobState::Buried,
+            State::Detached => unreachable!("between commands no job is detached"),
+        }
+    }
 }
 
 impl Job {
@@ -227,103 +257,7 @@ pub struct JobParams {
 impl Jobs {
     /// Returns the job with this id.
     pub fn find(&self, id: u64) -> Option<JobKey> {
-        self.by_id.find_by(mix_blocks(id), |job| job.id == id)
-    }
-
-    /// Ensures that the next [`Jobs::insert`] needs no memory.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        self.by_id.try_reserve_one()
-    }
-
-    /// Adds a job with a new id, and returns its key.
-    ///
-    /// # Panics
-    /// [`Jobs::try_reserve_one`] was not called before, or failed.
-    pub fn insert(&mut self, job: Job) -> JobKey {
-        self.highest_id = self.highest_id.max(job.id);
-        self.by_id.insert(job)
-    }
-
-    /// Removes a detached job. The caller then removes its counts with [`Jobs::drop_counts`].
-    ///
-    /// # Panics
-    /// The job is not detached, or there is no job for this key.
-    pub fn remove(&mut self, key: JobKey) -> Job {
-        let job = self.by_id.remove(key);
-        assert!(matches!(job.state, State::Detached), "removed job {}: {:?}", job.id, job.state);
-        job
-    }
-
-    /// Returns the counts of a job.
-    pub fn counts(&self, job: &Job) -> Counts {
-        self.large_counts.get(&job.counts)
-    }
-
-    /// Counts an event of a job.
-    #[inline]
-    pub fn count_event(&mut self, key: JobKey, event: CountedEvent) {
-        self.large_counts.count_event(&mut self.by_id[key].counts, event);
-    }
-
-    /// Changes the counts of a job.
-    pub fn set_counts(&mut self, key: JobKey, counts: Counts) {
-        self.large_counts.set(&mut self.by_id[key].counts, counts);
-    }
-
-    /// Drops the counts of a job that was removed.
-    pub fn drop_counts(&mut self, counts: JobCounts) {
-        self.large_counts.remove(counts);
-    }
-
-    /// Returns the memory of the jobs in bytes, with their heap entries, chains and large counts, without
-    /// their bodies.
-    pub fn taken_bytes(&self) -> u64 {
-        let entries = self.len() * size_of::<ReadyEntry>();
-        self.by_id.taken_bytes() + self.large_counts.taken_bytes() + entries as u64
-    }
-
-    /// Returns the memory of the pages of jobs and of large counts, in bytes.
-    pub fn page_bytes(&self) -> u64 {
-        self.by_id.page_bytes() + self.large_counts.taken_bytes()
-    }
-
-    /// The most memory that one more job takes, in bytes.
-    pub const MOST_BYTES_OF_A_JOB: u64 =
-        HashSlab::<JobKey, Job>::MOST_GROWTH + size_of::<ReadyEntry>() as u64;
-
-    /// Returns the highest id of a job that was ever inserted.
-    pub fn highest_id(&self) -> u64 {
-        self.highest_id
-    }
-
-    /// Checks that each job is found by its id, and that the index has no other id.
-    ///
-    /// # Panics
-    /// The check fails.
-    pub fn check(&self) {
-        self.by_id.check(format_args!("the jobs"));
-        let counts = self.iter().map(|(_, job)| &job.counts);
-        self.large_counts.check(counts, format_args!("the large counts"));
-        for (key, job) in self.iter() {
-            let found = self.find(job.id);
-            assert_eq!(found, Some(key), "key found for job {}, and its own", job.id);
-            assert!(job.ttr_secs >= 1, "job {} has a TTR of 0 s", job.id);
-        }
-    }
-}
-
-/// A job stays in its page of the slab.
-impl Deref for Jobs {
-    type Target = PagedSlab<JobKey, Job>;
-
-    fn deref(&self) -> &PagedSlab<JobKey, Job> {
-        &self.by_id
-    }
-}
-
-impl DerefMut for Jobs {
-    fn deref_mut(&mut self) -> &mut PagedSlab<JobKey, Job> {
-        &mut self.by_id
+        self.find_by(mix_blocks(id), |job| job.id == id)
     }
 }
 

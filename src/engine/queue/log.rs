@@ -12,8 +12,9 @@
 //! compaction. Without a binlog every reservation succeeds and nothing is recorded.
 
 use super::Queue;
+use super::counts::LargeCounts;
 use super::flush::Decision;
-use super::job::{Job, Jobs, State, Target};
+use super::job::{Job, Jobs, ReadyEntry, State, Target};
 use super::unique::{NewKey, UniqueKeys};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
@@ -58,7 +59,8 @@ impl Queue {
     pub(super) fn record_put(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
-        let fields = fields(job, &self.jobs, target_state(to, binlog, now), self.clock_offset);
+        let fields =
+            fields(job, &self.large_counts, target_state(to, binlog, now), self.clock_offset);
         let (body, tube) = (self.bodies.bytes(&job.body), &self.tubes[job.tube].name);
         let unique = self.unique.record_of(job);
         binlog.put(key, &FullRecords { unique, fields, tube, body });
@@ -68,7 +70,7 @@ impl Queue {
     pub(super) fn record_update(&mut self, key: JobKey, to: Target, now: Nanos) {
         let Some(binlog) = &mut self.binlog else { return };
         let state = target_state(to, binlog, now);
-        binlog.update(key, &fields(&self.jobs[key], &self.jobs, state, self.clock_offset));
+        binlog.update(key, &fields(&self.jobs[key], &self.large_counts, state, self.clock_offset));
     }
 
     /// Records a flush. The deletes of its jobs follow: C beanstalkd skips the record of the flush.
@@ -90,7 +92,7 @@ impl Queue {
         let state = (RecordState::Buried, binlog.files.buried_at(key));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let job = &self.jobs[key];
-        let fields = Fields { mark, ..fields(job, &self.jobs, state, self.clock_offset) };
+        let fields = Fields { mark, ..fields(job, &self.large_counts, state, self.clock_offset) };
         binlog.hold(key, &fields)
     }
 
@@ -124,7 +126,7 @@ impl Queue {
             Some(FlushKind::Buried) => Mark::FlushedBuried,
         };
         let deleted = (RecordState::Deleted, Nanos::ZERO);
-        let fields = Fields { mark, ..fields(job, &self.jobs, deleted, self.clock_offset) };
+        let fields = Fields { mark, ..fields(job, &self.large_counts, deleted, self.clock_offset) };
         binlog.delete(key, &fields, kept, flushed_by.is_some());
     }
 
@@ -141,14 +143,19 @@ impl Queue {
         let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.files.taken_bytes());
         let keys = self.unique.taken_bytes();
         let read_back = self.body_cache.read_bodies.all_granted();
-        self.jobs.taken_bytes() + self.bodies.taken_bytes() + read_back + entries + keys
+        let jobs = self.jobs.taken_bytes() + self.large_counts.taken_bytes();
+        let links = (self.jobs.len() * size_of::<ReadyEntry>()) as u64;
+        jobs + links + self.bodies.taken_bytes() + read_back + entries + keys
     }
 
     /// Returns the bytes of the pages that jobs take without their bodies: a page is unmapped with its
     /// last entry.
     pub(super) fn mapped_bytes(&self) -> u64 {
         let entries = self.binlog.as_ref().map_or(0, |binlog| binlog.files.taken_bytes());
-        self.jobs.page_bytes() + self.unique.page_bytes() + entries
+        self.jobs.page_bytes()
+            + self.large_counts.taken_bytes()
+            + self.unique.page_bytes()
+            + entries
     }
 
     /// Returns at most how many bytes of memory one more job takes. Its body has `full_len` bytes with
@@ -156,7 +163,8 @@ impl Queue {
     pub fn bytes_of_a_job(&self, full_len: usize, is_unique: bool) -> u64 {
         let entry = if self.binlog.is_some() { Binlog::BYTES_PER_JOB } else { 0 };
         let key = if is_unique { UniqueKeys::MOST_GROWTH_OF_A_KEY } else { 0 };
-        Jobs::MOST_BYTES_OF_A_JOB + self.bodies.growth_for(full_len) + entry + key
+        let job = Jobs::MOST_GROWTH + size_of::<ReadyEntry>() as u64;
+        job + self.bodies.growth_for(full_len) + entry + key
     }
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
@@ -216,7 +224,7 @@ impl Queue {
         let binlog = self.binlog.as_mut()?;
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
-        let fields = fields(job, &self.jobs, state, self.clock_offset);
+        let fields = fields(job, &self.large_counts, state, self.clock_offset);
         let body = match &cold {
             None => self.bodies.bytes(&job.body),
             Some(record) => {
@@ -263,7 +271,7 @@ fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Na
 /// Returns the fields of a record. Moments of the engine are converted to wall-clock time.
 fn fields(
     job: &Job,
-    jobs: &Jobs,
+    counts: &LargeCounts,
     (state, moment): (RecordState, Nanos),
     clock_offset: ClockOffset,
 ) -> Fields {
@@ -279,7 +287,7 @@ fn fields(
         body_len: job.body.full_len(),
         created_at: job.created_at.to_wall_clock(clock_offset),
         due_or_buried_at,
-        counts: jobs.counts(job),
+        counts: counts.get(&job.counts),
         state,
         mark: Mark::None,
     }

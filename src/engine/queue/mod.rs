@@ -69,6 +69,7 @@ pub mod tube;
 pub mod unique;
 pub mod waiters;
 
+use super::binlog::record::Counts;
 use super::binlog::{Binlog, NoSpace};
 use super::collections::list::Links;
 use super::collections::timers::Timers;
@@ -79,7 +80,7 @@ use body::{Bodies, Body};
 use body_cache::BodyCache;
 use bury_after::BuryLog;
 use client::Client;
-use counts::CountedEvent;
+use counts::{CountedEvent, LargeCounts};
 use flush::Flushes;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
 use std::collections::TryReserveError;
@@ -92,6 +93,10 @@ use waiters::{WaitSeq, Watchers, Watches};
 #[derive(Debug)]
 pub struct Queue {
     pub jobs: Jobs,
+    /// The counts of jobs of which one is above 63.
+    large_counts: LargeCounts,
+    /// The highest id of a job that was ever inserted.
+    pub highest_id: u64,
     pub bodies: Bodies,
     pub body_cache: BodyCache,
     pub tubes: Tubes,
@@ -146,16 +151,6 @@ pub enum WaitResult {
     TimedOut,
 }
 
-/// The result of a command for one job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    /// There is no such job, or its state does not allow the command.
-    NotFound,
-    /// The binlog has no space for the record. Nothing has changed.
-    NoSpace,
-}
-
 /// The progress of a `kick`.
 #[derive(Clone, Copy, Debug)]
 pub struct Kick {
@@ -205,6 +200,8 @@ impl Queue {
     pub fn new(limits: Limits) -> Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
+            large_counts: LargeCounts::default(),
+            highest_id: 0,
             bodies: Bodies::default(),
             body_cache: BodyCache::default(),
             tubes: Tubes::default(),
@@ -327,7 +324,7 @@ impl Queue {
         let mut job = Job::new(id, key, params, body, now);
         job.epoch = tube.epoch;
         let target = job.target(now);
-        let job = self.jobs.insert(job);
+        let job = self.insert(job);
         if let Some(unique) = unique {
             self.add_unique(job, *unique);
         }
@@ -354,55 +351,56 @@ impl Queue {
         self.reserve_put(key, body.full_len() as usize, unique)
     }
 
+    /// Adds a detached job with a new id. There must be memory for it.
+    fn insert(&mut self, job: Job) -> JobKey {
+        self.highest_id = self.highest_id.max(job.id);
+        self.jobs.insert(job)
+    }
+
+    /// Counts an event of a job.
+    fn count_event(&mut self, key: JobKey, event: CountedEvent) {
+        self.large_counts.count_event(&mut self.jobs[key].counts, event);
+    }
+
+    /// Returns how often a job was reserved, timed out, released, buried and kicked.
+    pub fn counts(&self, job: &Job) -> Counts {
+        self.large_counts.get(&job.counts)
+    }
+
     /// Drops a reference to a body.
     pub fn drop_body(&mut self, body: Body) {
         self.freed_pages += usize::from(self.bodies.remove(body));
     }
 
-    /// Reserves the job `id`. Returns `None` if there is none or it is already reserved.
+    /// Returns whether `reserve-job` may take the job: no connection has reserved it, and no limit of its key
+    /// blocks it.
+    pub fn is_reservable(&self, key: JobKey) -> bool {
+        match self.jobs[key].state {
+            State::Reserved(_) => false,
+            State::Ready(_) => !self.is_blocked(key),
+            State::Delayed(_) | State::Postponed(_) | State::Buried(_) | State::Detached => true,
+        }
+    }
+
+    /// Reserves a job that may be reserved.
     pub fn reserve_job(
         &mut self,
         client: &mut Client,
-        id: u64,
+        key: JobKey,
         now: Nanos,
-    ) -> Result<Option<JobKey>, NoSpace> {
-        let Some(job) = self.find(id) else { return Ok(None) };
-        match self.jobs[job].state {
-            State::Reserved { .. } => return Ok(None),
+    ) -> Result<(), NoSpace> {
+        if matches!(self.jobs[key].state, State::Buried(_)) {
             // A flush of buried jobs must not delete it, not even after a restart.
-            State::Buried(_) => self.record_hold(job, true)?,
-            State::Ready(_) if self.is_blocked(job) => return Ok(None),
-            State::Ready(_) | State::Delayed(_) | State::Postponed(_) | State::Detached => {}
+            self.record_hold(key, true)?;
         }
-        self.make_reserved(job, client, now);
-        Ok(Some(job))
+        self.make_reserved(key, client, now);
+        Ok(())
     }
 
-    /// Deletes the job `id`, unless another connection has reserved it.
-    pub fn delete(&mut self, client: &mut Client, id: u64, now: Nanos) -> Outcome {
-        let outcome = self.delete_one(client, id, now);
-        self.compact();
-        outcome
-    }
-
-    /// As [`Queue::delete`], for one of many jobs. The caller calls [`Queue::compact`] after the last.
-    // The compiler inlines a function into every command only if it has one caller.
-    #[inline(always)]
-    pub fn delete_one(&mut self, client: &mut Client, id: u64, now: Nanos) -> Outcome {
-        let Some(key) = self.find(id) else { return Outcome::NotFound };
-        let job = &self.jobs[key];
-        let is_held = client.holds(job);
-        if matches!(job.state, State::Reserved(_)) && !is_held {
-            return Outcome::NotFound;
-        }
-        if self.reserve_delete(job.unique()).is_err() {
-            return Outcome::NoSpace;
-        }
-        if is_held {
-            self.take_from(client, key);
-        } else {
-            self.detach(key);
-        }
+    /// Deletes a job that no other connection has reserved. The caller then calls [`Queue::compact`].
+    pub fn delete(&mut self, client: &mut Client, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
+        self.reserve_delete(self.jobs[key].unique())?;
+        self.take(client, key);
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, None, now);
         self.tubes[job.tube].deletes += 1;
@@ -410,53 +408,50 @@ impl Queue {
         self.freed_pages += usize::from(self.drop_job(job));
         self.remove_tube_if_idle(tube);
         self.offer_parked(now);
-        Outcome::Done
+        Ok(())
     }
 
-    /// Releases a job that the connection has reserved, with a new priority and delay.
+    /// Releases a job that the connection holds, with a new priority and delay.
     pub fn release(
         &mut self,
         client: &mut Client,
-        id: u64,
+        key: JobKey,
         pri: u32,
         delay_secs: u32,
         now: Nanos,
-    ) -> Outcome {
-        let Some(key) = self.find_held(client, id) else { return Outcome::NotFound };
-        if self.reserve_update().is_err() {
-            return Outcome::NoSpace;
-        }
-        self.jobs.count_event(key, CountedEvent::Release);
+    ) -> Result<(), NoSpace> {
+        self.reserve_update()?;
+        self.count_event(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
         let target = job.target(now);
-        self.give_up(client, key, target, now);
+        self.transition(client, key, target, now);
         self.compact();
-        Outcome::Done
+        Ok(())
     }
 
-    /// Buries a job that the connection has reserved, with a new priority.
-    pub fn bury(&mut self, client: &mut Client, id: u64, pri: u32, now: Nanos) -> Outcome {
-        let Some(key) = self.find_held(client, id) else { return Outcome::NotFound };
-        if self.reserve_update().is_err() {
-            return Outcome::NoSpace;
-        }
-        self.jobs.count_event(key, CountedEvent::Bury);
+    /// Buries a job that the connection holds, with a new priority.
+    pub fn bury(
+        &mut self,
+        client: &mut Client,
+        key: JobKey,
+        pri: u32,
+        now: Nanos,
+    ) -> Result<(), NoSpace> {
+        self.reserve_update()?;
+        self.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
-        self.give_up(client, key, Target::Buried, now);
+        self.transition(client, key, Target::Buried, now);
         self.compact();
-        Outcome::Done
+        Ok(())
     }
 
-    /// Moves the deadline of a job that the connection has reserved to a full TTR from now. Returns
-    /// `false` if it has not reserved the job.
-    pub fn touch(&mut self, client: &mut Client, id: u64, now: Nanos) -> bool {
-        let Some(key) = self.find_held(client, id) else { return false };
+    /// Moves the deadline of a job that the connection holds to a full TTR from now.
+    pub fn touch(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
         let deadline = now + Nanos::from_secs(self.jobs[key].ttr_secs);
         self.set_deadline(client, key, deadline);
         self.set_client_timer(client, now);
-        true
     }
 
     /// Stops the TTR of a held job, whose body the connection does not have yet. It begins with
@@ -498,25 +493,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes the job `id` ready if it is buried or delayed.
-    pub fn kick_job(&mut self, id: u64, now: Nanos) -> Outcome {
-        let Some(job) = self.find(id) else { return Outcome::NotFound };
-        if !matches!(
-            self.jobs[job].state,
-            State::Buried(_) | State::Delayed(_) | State::Postponed(_)
-        ) {
-            return Outcome::NotFound;
-        }
-        let kicked = self.kick_one(job, now);
-        self.compact();
-        if kicked.is_ok() { Outcome::Done } else { Outcome::NoSpace }
-    }
-
-    fn kick_one(&mut self, job: JobKey, now: Nanos) -> Result<(), NoSpace> {
+    /// Makes a buried or delayed job ready.
+    pub fn kick_one(&mut self, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.jobs.count_event(job, CountedEvent::Kick);
-        self.jobs[job].returns = 0;
-        self.transition(job, Target::Ready, now);
+        self.count_event(key, CountedEvent::Kick);
+        self.jobs[key].returns = 0;
+        self.record_update(key, Target::Ready, now);
+        self.detach(key);
+        self.make_ready(key, now);
         Ok(())
     }
 
@@ -560,16 +544,9 @@ impl Queue {
     // ---- State changes ----
 
     /// Records the new state of a job in the binlog and changes it.
-    fn transition(&mut self, key: JobKey, target: Target, now: Nanos) {
+    fn transition(&mut self, client: &mut Client, key: JobKey, target: Target, now: Nanos) {
         self.record_update(key, target, now);
-        self.detach(key);
-        self.attach(key, target, now);
-    }
-
-    /// Does the same for a job that a connection holds.
-    fn give_up(&mut self, client: &mut Client, key: JobKey, target: Target, now: Nanos) {
-        self.record_update(key, target, now);
-        self.take_from(client, key);
+        self.take(client, key);
         self.attach(key, target, now);
     }
 
@@ -586,7 +563,7 @@ impl Queue {
     }
 
     /// Removes a job from the heap or list of its state, if it is in one. A connection that holds it has
-    /// given it up: see [`Queue::take_from`].
+    /// given it up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
         match state {
@@ -731,7 +708,7 @@ impl Queue {
     fn assign(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.take_slot(key);
         self.detach(key);
-        self.jobs.count_event(key, CountedEvent::Reserve);
+        self.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
         job.state = State::Reserved(Holder { by, index: NIL });
         job.due = now + Nanos::from_secs(job.ttr_secs);

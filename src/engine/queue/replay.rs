@@ -388,7 +388,7 @@ impl ReplayState<'_> {
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let params = JobParams { pri, delay_secs, ttr_secs };
         let body = self.queue.body_of_record(tube, body, offset)?;
-        let key = self.queue.jobs.insert(Job::new(id, tube, params, body, created_at));
+        let key = self.queue.insert(Job::new(id, tube, params, body, created_at));
         self.files.add(Owner::Job(key), (number, offset), len, false);
         Ok(key)
     }
@@ -406,7 +406,7 @@ impl ReplayState<'_> {
         job.delay_secs = fields.delay_secs;
         job.ttr_secs = fields.ttr_secs.max(1);
         job.created_at = fields.created_at;
-        self.queue.jobs.set_counts(key, fields.counts);
+        self.queue.set_counts(key, fields.counts);
         let state = fields.state;
         let has_moment = self.files.list.back().is_some_and(|file| file.layout.has_checksums);
         let before = self.last_states.get_mut(key);

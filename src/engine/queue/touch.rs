@@ -84,7 +84,8 @@ mod tests {
                 let body = queue.bodies.add(b"\r\n").unwrap();
                 queue.put(tube, id, params, None, body, NOW).unwrap();
                 client.ensure_can_reserve().unwrap();
-                queue.reserve_job(&mut client, id, NOW).unwrap().unwrap();
+                let job = queue.find(id).unwrap();
+                queue.reserve_job(&mut client, job, NOW).unwrap();
             }
             let at = NOW + Nanos::from_millis(1_900);
             let (mut touch, mut now, mut steps) = (TouchAll::new(at), at, 0);

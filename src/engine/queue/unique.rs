@@ -22,7 +22,7 @@
 use super::Queue;
 use super::con::{Groups, Member};
 use super::flush::Decision;
-use super::job::{Job, State};
+use super::job::{Job, JobState};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::collections::chains::{HashSlab, Hashed};
@@ -115,18 +115,7 @@ pub struct NewKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
     pub id: u64,
-    pub state: HitState,
-}
-
-/// The state of the job in a [`Hit`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HitState {
-    Ready,
-    Reserved,
-    Delayed,
-    Buried,
-    /// The job is deleted, and its key is kept.
-    Deleted,
+    pub state: JobState,
 }
 
 impl Queue {
@@ -166,13 +155,7 @@ impl Queue {
             let until = self.flushed_at(job) + Nanos::from_secs(key.ttl_secs);
             return hit_of_deleted(job.id, until, now);
         }
-        let state = match job.state {
-            State::Ready(_) => HitState::Ready,
-            State::Reserved(_) => HitState::Reserved,
-            State::Delayed(_) | State::Postponed(_) => HitState::Delayed,
-            State::Buried(_) => HitState::Buried,
-            State::Detached => unreachable!("a put runs between two transitions"),
-        };
+        let state = job.state.shown();
         Some(Hit { id: job.id, state })
     }
 
@@ -461,7 +444,7 @@ impl UniqueKeys {
 
 /// Returns the hit of a job whose key is kept, if that is in force.
 fn hit_of_deleted(id: u64, until: Nanos, now: Nanos) -> Option<Hit> {
-    (until > now).then_some(Hit { id, state: HitState::Deleted })
+    (until > now).then_some(Hit { id, state: JobState::Deleted })
 }
 
 impl Hashed for KeyOfJob {
@@ -489,7 +472,6 @@ mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
     use crate::engine::limits::Limits;
-    use crate::engine::queue::Outcome;
     use crate::engine::queue::client::Client;
     use crate::engine::queue::flush::{FlushKind, FlushStep};
     use crate::engine::queue::job::JobParams;
@@ -542,7 +524,7 @@ mod tests {
                     let ttl = [0, 0, 1, 5][random.usize(..4)];
                     let hit = put(&mut queue, id, &key, ttl, now);
                     let expected = model.get(&key).map(|(id, _, until)| {
-                        let state = until.map_or(HitState::Ready, |_| HitState::Deleted);
+                        let state = until.map_or(JobState::Ready, |_| JobState::Deleted);
                         Hit { id: *id, state }
                     });
                     assert_eq!(hit, expected, "seed {seed}, put {id}");
@@ -553,7 +535,8 @@ mod tests {
                     else {
                         continue;
                     };
-                    assert_eq!(queue.delete(&mut client, *id, now), Outcome::Done);
+                    let job = queue.find(*id).unwrap();
+                    assert_eq!(queue.delete(&mut client, job, now), Ok(()));
                     *until = Some(now + Nanos::from_secs(*ttl));
                 }
             }
@@ -576,9 +559,10 @@ mod tests {
                 continue;
             }
             client.ensure_can_reserve().unwrap();
-            queue.reserve_job(&mut client, id, NOW).unwrap().unwrap();
+            let job = queue.find(id).unwrap();
+            queue.reserve_job(&mut client, job, NOW).unwrap();
             if id > 100 {
-                assert_eq!(queue.bury(&mut client, id, 0, NOW), Outcome::Done);
+                assert_eq!(queue.bury(&mut client, job, 0, NOW), Ok(()));
             }
         }
         let tube = queue.tubes.find("a").unwrap();
@@ -586,7 +570,7 @@ mod tests {
         let tube = queue.tubes.find("a").unwrap();
         assert_eq!(queue.flush(client.key, tube, FlushKind::All, secs(5)), Ok(None));
         // Most jobs are not freed yet.
-        let deleted = |id| Some(Hit { id, state: HitState::Deleted });
+        let deleted = |id| Some(Hit { id, state: JobState::Deleted });
         for id in [2, 102, MANY - 2, MANY] {
             assert_eq!(put(&mut queue, MANY + id, &id.to_string(), 0, secs(6)), deleted(id));
         }
@@ -602,7 +586,7 @@ mod tests {
         let complete = FlushStep::Complete(client.key, MANY - 100);
         assert_eq!(queue.flush_step(&mut most(), secs(14)), complete);
         check(&queue, &client);
-        let ready = |id| Some(Hit { id, state: HitState::Ready });
+        let ready = |id| Some(Hit { id, state: JobState::Ready });
         assert_eq!(put(&mut queue, 0, &MANY.to_string(), 0, secs(14)), ready(3 * MANY));
         assert_eq!(put(&mut queue, 0, "1", 0, secs(14)), ready(MANY + 1));
         assert_eq!(put(&mut queue, 0, "2", 0, secs(14)), deleted(2));

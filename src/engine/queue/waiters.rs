@@ -556,7 +556,6 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 mod tests {
     use super::*;
     use crate::engine::limits::Limits;
-    use crate::engine::queue::Outcome;
     use crate::engine::queue::job::JobParams;
     use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
@@ -698,11 +697,14 @@ mod tests {
                     watched.remove(&tube);
                 }
             }
-            6 if queue.pause(TUBES[tube], LONG, NOW) => {
-                model.paused.insert(tube);
+            6 => {
+                if let Some(key) = queue.tubes.find(TUBES[tube]) {
+                    queue.pause(key, LONG, NOW);
+                    model.paused.insert(tube);
+                }
             }
             7 | 8 => {
-                queue.pause(TUBES[tube], 0, NOW);
+                queue.tubes.find(TUBES[tube]).iter().for_each(|&key| queue.pause(key, 0, NOW));
                 model.paused.remove(&tube);
                 model.serve(tube);
             }
@@ -714,11 +716,12 @@ mod tests {
             13..16 if reserved.is_some() && !is_waiting => {
                 let (id, tube) = reserved.unwrap();
                 model.reserved.remove(&id);
+                let job = queue.find_held(client, id).unwrap();
                 if random.bool() {
-                    assert_eq!(queue.release(client, id, pri, 0, NOW), Outcome::Done);
+                    assert_eq!(queue.release(client, job, pri, 0, NOW), Ok(()));
                     model.make_ready(id, tube, pri);
                 } else {
-                    assert_eq!(queue.delete(client, id, NOW), Outcome::Done);
+                    assert_eq!(queue.delete(client, job, NOW), Ok(()));
                 }
             }
             _ if reserved.is_none() && !is_waiting => {

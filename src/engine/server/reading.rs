@@ -436,7 +436,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     }
     if reply.is_reserved() {
         for one in &wanted.bodies {
-            s.queue.touch(&mut c.client, one.id, now);
+            s.queue.touch(&mut c.client, one.job, now);
         }
     }
     let answer = send(c, s, reply, &wanted.bodies);
