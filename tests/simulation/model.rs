@@ -498,10 +498,20 @@ impl Model {
         }
     }
 
-    /// Ends a pause by command, which wakes some clients. If more wait, the next tick ends the pause.
-    fn end_pause(&mut self, tube: &str, now: u64) {
+    /// Ends a pause that is due for one of the clients that wait. Returns whether more wait.
+    pub fn end_pause_for_one(&mut self, tube: &str, now: u64) -> bool {
+        let pause = self.find_tube(tube).and_then(|tube| tube.pause);
+        let is_due = pause.is_some_and(|(_, until)| until <= now);
+        if is_due {
+            self.end_pause(tube, 1, now);
+        }
+        is_due && self.tube(tube).pause.is_some()
+    }
+
+    /// Ends a pause, which wakes some clients. If more wait, the next tick ends the pause.
+    fn end_pause(&mut self, tube: &str, wakes: usize, now: u64) {
         let pause = self.tube(tube).pause.take();
-        for _ in 0..self.options.limits.wakes_per_step {
+        for _ in 0..wakes {
             let Some((waiter, id)) = self.next_served(tube) else { return };
             self.serve_waiter(waiter, id, now);
         }

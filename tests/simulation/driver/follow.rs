@@ -120,7 +120,8 @@ impl Simulation {
         self.end_reads();
         let due = self.model.due(now);
         // Without waiters the order makes no difference, except to the order of buried jobs.
-        let is_open = due.len() > 1 && !self.model.waiters.is_empty();
+        let has_choice = due.len() > 1 || due.len() + self.model.waiters.len() > 2;
+        let is_open = !due.is_empty() && has_choice && !self.model.waiters.is_empty();
         let mut search = OrderSearch::new(if is_open { self.orders.next() } else { 0 });
         if is_open {
             self.find_order(&self.model, &due, &mut search);
@@ -188,6 +189,12 @@ impl Simulation {
     /// Searches for the model after what was due, in an order that explains the replies. An engine with other
     /// work may leave some of it to the next tick, which is then due at once.
     fn find_order(&self, model: &Model, due: &[Due], search: &mut OrderSearch) {
+        let explains = |next: &mut Model| {
+            if self.reads_late() {
+                next.wait_for_bodies(|client| self.made(client).len());
+            }
+            next.clients.iter().all(|(client, it)| self.made(*client).starts_with(&it.output))
+        };
         for index in 0..due.len() {
             if search.is_over() {
                 return;
@@ -195,13 +202,19 @@ impl Simulation {
             search.steps_left -= 1;
             let mut next = model.clone();
             next.on_due(&due[index], self.now());
-            if self.reads_late() {
-                next.wait_for_bodies(|client| self.made(client).len());
-            }
-            if next.clients.iter().all(|(client, it)| self.made(*client).starts_with(&it.output)) {
+            if explains(&mut next) {
                 let mut rest = due.to_vec();
                 rest.remove(index);
                 self.find_order(&next, &rest, search);
+                continue;
+            }
+            // Of the clients that wait for the end of a pause some may be left to the next tick.
+            let mut next = model.clone();
+            if let Due::Tube(tube) = &due[index]
+                && next.end_pause_for_one(tube, self.now())
+                && explains(&mut next)
+            {
+                self.find_order(&next, due, search);
             }
         }
         let is_it = |client: &ClientNumber| {

@@ -361,7 +361,7 @@ impl Model {
         if secs > 0 {
             tube.pause = Some((secs, call.now + u64::from(secs) * SECOND));
         } else {
-            self.end_pause(name, call.now);
+            self.end_pause(name, self.options.limits.wakes_per_step, call.now);
         }
         self.pauses_changed = self.next_seq();
         self.reply(call.by, "PAUSED");
