@@ -165,6 +165,9 @@ impl Start<'_> {
         let options = self.options;
         let facts = facts(&self.clock);
         let mut server = Server::new(options.settings, Limits::DEFAULT, facts, self.clock.now());
+        if options.metrics.is_some() {
+            server.count_outcomes();
+        }
         let mut wakers = LoopWakers { membership: None, disk: None };
         if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
             let membership = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;

@@ -7,7 +7,7 @@ mod harness;
 mod site;
 
 use harness::client::{Client, connect, unix};
-use harness::driver::{Driver, Http, HttpSockets, Nanos, Options, Settings, Subject};
+use harness::driver::{Driver, End, Http, HttpSockets, Nanos, Options, Settings, Subject};
 use harness::fake_disk::{FakeDisk, ReadFault};
 use harness::process::{self, Daemon, ON_LOOPBACK};
 use harness::request::put;
@@ -157,7 +157,7 @@ fn tubes_beyond_the_limit_share_a_sample() {
         let jobs = samples.tubes("beanstalkd_tube_jobs_created_total");
         assert_eq!(jobs.values().sum::<f64>(), 25.0);
         let others = 26 - named;
-        assert_eq!(samples.get("beanstalkd_tubes_told_together"), f64::from(others));
+        assert_eq!(samples.get("beanstalkd_tubes_aggregated"), f64::from(others));
         assert_eq!(jobs.len(), usize::from(named) + usize::from(others > 0), "{jobs:?}");
         assert_eq!(jobs.contains_key("other tubes"), others > 0);
         let watching = samples.tubes("beanstalkd_tube_watching");
@@ -325,6 +325,68 @@ fn pages_have_each_tube_once_while_tubes_are_removed_and_made_again() {
     }
 }
 
+// ---- Outcomes ----
+
+#[test]
+fn waits_runs_and_ends_of_reservations_are_counted_by_tube() {
+    let mut site = Site::new();
+    let [producer, worker, other] = site.driver.clients();
+    site.driver.ask(producer, "use a\r\n");
+    for client in [worker, other] {
+        site.driver.ask(client, "watch a\r\nignore default\r\n");
+    }
+    let sample = |site: &mut Site, text: &str| site.samples().get(text);
+    assert!(
+        !site.body("/metrics", TEXT).contains("beanstalkd_tube_kicks_total{"),
+        "nothing is counted"
+    );
+    // The wait counts from the end of the delay, and only once. A touch does not restart the run.
+    site.driver.ask(producer, "put 0 5 100 1\r\na\r\nput 0 0 1 1\r\nb\r\nput 0 0 100 1\r\nc\r\n");
+    site.driver.advance(Nanos::from_secs(7));
+    site.driver.ask(worker, "reserve-job 1\r\n");
+    site.driver.advance(Nanos::from_secs(30));
+    site.driver.ask(worker, "touch 1\r\n");
+    site.driver.advance(Nanos::from_secs(40));
+    site.driver.ask(worker, "release 1 0 0\r\nreserve-job 1\r\n");
+    site.driver.advance(Nanos::from_secs(50));
+    site.driver.ask(worker, "touch 1\r\n");
+    site.driver.advance(Nanos::from_secs(50));
+    site.driver.ask(worker, "delete 1\r\n");
+    const WAITS: &str = "beanstalkd_tube_job_wait_seconds";
+    const RUNS: &str = "beanstalkd_tube_job_run_seconds";
+    let bucket = |name, le| format!("{name}_bucket{{tube=\"a\",le=\"{le}\"}}");
+    for (name, bounds) in [
+        (WAITS, [("1", 0.0), ("10", 1.0), ("+Inf", 1.0)]),
+        (RUNS, [("60", 0.0), ("600", 1.0), ("+Inf", 1.0)]),
+    ] {
+        for (bound, count) in bounds {
+            assert_eq!(sample(&mut site, &bucket(name, bound)), count, "{name} up to {bound}");
+        }
+    }
+    // A timeout, a bury, a lost connection, and a delete of a job that no connection holds.
+    site.driver.ask(other, "reserve-job 2\r\n");
+    site.driver.advance(Nanos::from_secs(2));
+    site.driver.ask(other, "reserve-job 3\r\nbury 3 0\r\nreserve-job 2\r\n");
+    site.driver.end(other, End::HangUp);
+    site.driver.settle();
+    site.driver.ask(producer, "kick 10\r\ndelete 3\r\n");
+    for (how, count) in
+        [("delete", 1.0), ("release", 1.0), ("bury", 1.0), ("timeout", 1.0), ("disconnect", 1.0)]
+    {
+        let name = format!("beanstalkd_tube_reservations_ended_total{{tube=\"a\",how=\"{how}\"}}");
+        assert_eq!(sample(&mut site, &name), count, "{how}");
+    }
+    assert_eq!(sample(&mut site, "beanstalkd_tube_kicks_total{tube=\"a\"}"), 1.0);
+    assert_eq!(sample(&mut site, &format!("{WAITS}_count{{tube=\"a\"}}")), 3.0);
+    // A flush takes a job from its holder: the reservation has ended, but the job has not run.
+    site.driver.ask(worker, "reserve\r\n");
+    site.driver.ask(producer, "flush-tube a\r\n");
+    site.driver.advance(Nanos::from_millis(1));
+    let deletes = "beanstalkd_tube_reservations_ended_total{tube=\"a\",how=\"delete\"}";
+    assert_eq!(sample(&mut site, deletes), 2.0);
+    assert_eq!(sample(&mut site, &format!("{RUNS}_count{{tube=\"a\"}}")), 1.0);
+}
+
 // ---- HTTP ----
 
 #[test]
@@ -339,8 +401,11 @@ fn readiness_and_health_differ_while_the_server_starts_stands_by_or_drains() {
     {
         assert_eq!(idle_response(subject, &get("/readyz", TEXT)).body, body);
     }
-    let [_, _, metrics, ..] = idle(Subject::StandingBy);
-    Samples::read(&metrics.body);
+    // A server that stands by names the one that leads.
+    let [_, _, metrics, page, ..] = idle(Subject::StandingBy);
+    assert_eq!(page.body, "b:11300 leads\n");
+    let samples = Samples::read(&metrics.body);
+    assert_eq!(samples.get("beanstalkd_leader_info{leader=\"b:11300\"}"), 1.0);
     let mut site = Site::new();
     assert_eq!(PATHS.map(|path| site.get(path, TEXT).status), [200, 200, 200, 200, 200, 404]);
     site.driver.set_draining(true);
@@ -578,7 +643,7 @@ fn the_binary_serves_metrics_at_the_address_of_its_flag() {
         let samples = Samples::read(&response("/metrics").body);
         assert_eq!(samples.get("beanstalkd_tube_using{tube=\"mail\"}"), 1.0);
         assert!(samples.get("process_resident_memory_bytes") > 500_000.0);
-        assert!(samples.get("beanstalkd_turn_seconds_count") > 1.0);
+        assert!(samples.get("beanstalkd_loop_iteration_seconds_count") > 1.0);
         let syncs = samples.get("beanstalkd_binlog_sync_seconds_count");
         let last_bucket = samples.get("beanstalkd_binlog_sync_seconds_bucket{le=\"+Inf\"}");
         assert!(syncs >= 1.0 && syncs == last_bucket, "{syncs} syncs");

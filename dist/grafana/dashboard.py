@@ -21,16 +21,17 @@ def rate(metric, by=""):
     return f"sum{f' by ({by}) ' if by else ''}(rate({metric}[~]))"
 
 
-def quantiles(histogram):
-    """Three lines: the quantiles of a histogram."""
+def quantiles(histogram, of=(0.5, 0.99, 0.999)):
+    """A line for each of the quantiles of a histogram."""
     by_bound = rate(histogram + "_bucket{@}", "le")
     return {f"p{100 * quantile:g}": f"histogram_quantile({quantile}, {by_bound})"
-            for quantile in (0.5, 0.99, 0.999)}
+            for quantile in of}
 
 
-def top_tubes(do, vector):
-    """A line for each of the ten tubes with the highest values."""
-    return {"{{tube}}": f"topk(10, {do} by (tube) ({vector}))"}
+def top_tubes(do, vector, of=None):
+    """A line for each of the ten tubes with the highest values, or shares of another vector."""
+    share = f" / {do} by (tube) ({of})" if of else ""
+    return {"{{tube}}": f"topk(10, {do} by (tube) ({vector}){share})"}
 
 
 # ---- Kinds of panels ----
@@ -159,10 +160,10 @@ ROWS = {
               "Time left of the current pause of a tube; the ten longest."),
     ],
     "Latency": [
-        lines("Event loop iterations", "s", quantiles("beanstalkd_turn_seconds"),
+        lines("Event loop iterations", "s", quantiles("beanstalkd_loop_iteration_seconds"),
               f"Duration of an event loop iteration, in which no other client is served. {PRECISION}",
               limit=0.1),
-        heatmap("Iterations by duration", rate("beanstalkd_turn_seconds_bucket{@}", "le"),
+        heatmap("Iterations by duration", rate("beanstalkd_loop_iteration_seconds_bucket{@}", "le"),
                 "Number of event loop iterations by duration."),
         lines("Binlog syncs", "s", quantiles("beanstalkd_binlog_sync_seconds"),
               "Duration of binlog syncs; with -f 0 replies wait for them.", limit=0.5),
@@ -243,6 +244,25 @@ ROWS = {
         stat("Unreadable", "short", "sum(increase(beanstalkd_body_read_failures_total{@}[$__range]))",
              "Failed attempts to read a body, in the shown time. The log names the job, the file and the "
              "offset.", (0.001, "red"), size=(8, 8), graph=False, decimals=0),
+    ],
+    "Problems": [
+        lines("Buried jobs", "short", top_tubes("sum", 'beanstalkd_tube_jobs{state="buried", @, tube=~"$tube"}'),
+              "Jobs that wait for an operator; the ten tubes with the most.", limit=1),
+        lines("Ends of reservations", "ops",
+              {"{{how}}": rate('beanstalkd_tube_reservations_ended_total{@, tube=~"$tube"}', "how")},
+              "Reservations per second that end with a delete, a release, a bury, a timeout, or a lost "
+              "connection."),
+        lines("Failed share by tube", "percentunit",
+              top_tubes("sum", 'rate(beanstalkd_tube_reservations_ended_total{how=~"bury|timeout|disconnect", '
+                               '@, tube=~"$tube"}[~])',
+                        'rate(beanstalkd_tube_reservations_ended_total{@, tube=~"$tube"}[~])'),
+              "Share of the reservations that end with a bury, a timeout or a lost connection.", limit=0.1),
+        lines("Wait", "s", quantiles("beanstalkd_tube_job_wait_seconds", (0.5, 0.95)),
+              f"Time from the put, and the end of the delay, to the first reservation. {PRECISION}", limit=60),
+        lines("Run", "s", quantiles("beanstalkd_tube_job_run_seconds", (0.5, 0.95)),
+              f"Time from the reservation to the delete by the worker. {PRECISION}"),
+        lines("Kicks", "ops", top_tubes("sum", 'rate(beanstalkd_tube_kicks_total{@, tube=~"$tube"}[~])'),
+              "Kicked jobs per second; the ten tubes with the most."),
     ],
 }
 # Panels of a folded row ask nothing until a reader unfolds it.

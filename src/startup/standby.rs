@@ -27,15 +27,18 @@ impl Start<'_> {
         let mut poll = self.open_poll(membership).map_err(cannot_wait)?;
         let mut events = Events::with_capacity(8);
         loop {
-            let status = match membership.standing().map_err(cannot_lead(etcd))? {
+            let leader = match membership.standing().map_err(cannot_lead(etcd))? {
                 Standing::Leader => return Ok(()),
-                Standing::Undecided => "waiting for etcd".to_owned(),
-                Standing::Standby(leader) => format!("standing by: {leader} leads"),
+                Standing::Undecided => None,
+                Standing::Standby(leader) => Some(leader),
             };
+            let leads = |leader| format!("standing by: {leader} leads");
+            let status = leader.as_ref().map_or_else(|| "waiting for etcd".to_owned(), leads);
             let now = self.clock.now();
             self.monitor.notifier.update(now, || Status::StandingBy(status));
             self.check_stop()?;
-            self.monitor.answer(ServerState::StandingBy, now).map_err(cannot_wait)?;
+            let state = ServerState::StandingBy(leader.as_deref());
+            self.monitor.answer(state, now).map_err(cannot_wait)?;
             let due = self.monitor.next_standby_due();
             let until = |due: Nanos| Duration::from_nanos(due.since(self.clock.now()).as_nanos());
             match poll.poll(&mut events, due.map(until)) {

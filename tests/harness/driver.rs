@@ -283,6 +283,9 @@ impl Driver {
     ) -> Result<Driver, ReplayError> {
         let process = process_info(options.hostname, now);
         let mut server = Server::new(options.settings, options.limits, process, now);
+        if options.has_metrics {
+            server.count_outcomes();
+        }
         let recovered = match disk {
             Some(disk) => {
                 let mut replay = server.begin_replay(disk, options.syncing)?;
@@ -685,7 +688,7 @@ impl<'d> Subject<'d> {
     fn state(self) -> ServerState<'d> {
         match self {
             Subject::Starting => ServerState::Starting,
-            Subject::StandingBy => ServerState::StandingBy,
+            Subject::StandingBy => ServerState::StandingBy(Some("b:11300")),
             Subject::Serving(driver) => ServerState::Serving(&driver.server, &driver.measurements),
         }
     }

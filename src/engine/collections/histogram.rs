@@ -1,18 +1,37 @@
-//! A histogram of durations with fixed bounds, as Prometheus expects it.
+//! A histogram of durations with the bounds of a [`Scale`], as Prometheus expects it.
 //!
-//! It takes 160 bytes however many durations are counted, and counting one allocates nothing.
+//! It has a fixed size however many durations are counted, and counting one allocates nothing.
 
 use crate::engine::time::Nanos;
+use std::fmt::Debug;
 
 /// Counts of durations by upper bound, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Histogram {
+pub struct Histogram<S: Scale = Fast> {
     /// Counts by bucket. The last bucket has the durations above all bounds.
-    counts: [u64; BOUNDS.len() + 1],
+    counts: S::Counts,
     sum_ns: u64,
 }
 
-/// The upper bounds of the buckets: in nanoseconds, and as text in seconds for Prometheus.
+/// The upper bounds of the buckets.
+pub trait Scale {
+    /// One more than bounds.
+    type Counts: AsRef<[u64]> + AsMut<[u64]> + Clone + Debug + Default + PartialEq + Eq;
+
+    /// In nanoseconds, and as text in seconds for Prometheus.
+    const BOUNDS: &'static [(u64, &'static str)];
+}
+
+/// The bounds of the work of the server, from 10 us to 10 s.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fast;
+
+impl Scale for Fast {
+    type Counts = [u64; BOUNDS.len() + 1];
+
+    const BOUNDS: &'static [(u64, &'static str)] = &BOUNDS;
+}
+
 const BOUNDS: [(u64, &str); 18] = [
     (10_000, "0.00001"),
     (25_000, "0.000025"),
@@ -34,22 +53,29 @@ const BOUNDS: [(u64, &str); 18] = [
     (10_000_000_000, "10"),
 ];
 
-impl Histogram {
+impl<S: Scale> Histogram<S> {
     /// Counts one duration.
     pub fn count(&mut self, span: Nanos) {
-        let bucket = BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
-        self.counts[bucket] += 1;
+        let bucket = S::BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
+        self.counts.as_mut()[bucket] += 1;
         self.sum_ns = self.sum_ns.saturating_add(span.as_nanos());
     }
 
     /// Returns each bound as text in seconds, with the number of durations up to it. The last bound
     /// is `+Inf`.
     pub fn cumulative(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let bounds = BOUNDS.iter().map(|&(_, text)| text).chain(["+Inf"]);
-        bounds.zip(&self.counts).scan(0, |sum, (bound, count)| {
+        let bounds = S::BOUNDS.iter().map(|&(_, text)| text).chain(["+Inf"]);
+        bounds.zip(self.counts.as_ref()).scan(0, |sum, (bound, count)| {
             *sum += count;
             Some((bound, *sum))
         })
+    }
+
+    /// Adds the counts of another one.
+    pub fn add(&mut self, other: &Histogram<S>) {
+        let pairs = self.counts.as_mut().iter_mut().zip(other.counts.as_ref());
+        pairs.for_each(|(sum, count)| *sum += count);
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
     /// Returns how many durations were counted.
@@ -69,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_duration_counts_for_its_bound_and_all_above() {
-        let mut histogram = Histogram::default();
+        let mut histogram: Histogram = Histogram::default();
         for nanos in [0, 10_000, 10_001, 20_000_000_000] {
             histogram.count(Nanos::from_nanos(nanos));
         }

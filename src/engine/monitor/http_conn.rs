@@ -8,7 +8,7 @@
 use super::html;
 use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
-use super::metrics::{LONGEST_SAMPLE, MetricsPage, STANDBY_METRICS};
+use super::metrics::{LONGEST_SAMPLE, MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
 use crate::engine::headroom::{self, Headroom};
@@ -91,8 +91,8 @@ impl<'a> View<'a> {
 pub enum ServerState<'a> {
     /// The server reads its binlog and accepts no clients yet.
     Starting,
-    /// Another server of the cluster leads, and this one accepts no clients.
-    StandingBy,
+    /// This server accepts no clients: another one leads its cluster, whose name is known, or no one yet.
+    StandingBy(Option<&'a str>),
     /// The server serves clients.
     Serving(&'a dyn Observed, &'a Measurements),
 }
@@ -226,10 +226,16 @@ impl HttpConn {
             _ if path == "/healthz" => (OK, "ok\n"),
             _ if !is_known => UNKNOWN_PATH,
             ServerState::Starting => (UNAVAILABLE, "reading the binlog\n"),
-            ServerState::StandingBy if path == "/metrics" => {
-                return self.respond(OK, METRICS_TYPE, STANDBY_METRICS, request.head_only);
+            ServerState::StandingBy(leader) => {
+                let (status, media_type, text) = match leader {
+                    _ if path == "/metrics" => (OK, METRICS_TYPE, standby_metrics(leader)),
+                    Some(leader) if path != "/readyz" => {
+                        (UNAVAILABLE, TEXT_TYPE, format!("{leader} leads\n"))
+                    }
+                    Some(_) | None => (UNAVAILABLE, TEXT_TYPE, "standing by\n".to_owned()),
+                };
+                return self.respond(status, media_type, &text, request.head_only);
             }
-            ServerState::StandingBy => (UNAVAILABLE, "standing by\n"),
             ServerState::Serving(server, measurements) => match (path, tube) {
                 ("/metrics", _) => {
                     let page = Box::new(MetricsPage::new(self.tubes_max));

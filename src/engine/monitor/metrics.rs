@@ -14,11 +14,12 @@
 use super::http_conn::{Page, View};
 use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::binlog::disk::RemoteStats;
-use crate::engine::collections::histogram::Histogram;
+use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Activity;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::stats::{self, ServerStats};
+use crate::engine::queue::outcomes::End;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -152,10 +153,11 @@ impl MetricsPage {
         self.write_clients(server, queue, to);
         write_jobs(server, queue, to);
         to.one("beanstalkd_tubes Tubes.", queue.tubes.len());
-        let about = "beanstalkd_tubes_told_together Tubes without samples of their own, which are \
+        let about = "beanstalkd_tubes_aggregated Tubes without samples of their own, which are \
                      added up as \"other tubes\".";
         to.one(about, self.rest_count);
-        let about = "beanstalkd_turn_seconds Duration of event loop iterations, without waiting.";
+        let about =
+            "beanstalkd_loop_iteration_seconds Duration of event loop iterations, without waiting.";
         to.histogram(about, &view.measurements.iterations);
         write_binlog(server, queue, to);
         write_body_cache(queue, to);
@@ -250,11 +252,16 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
 }
 
 /// The page of a server that stands by.
-pub const STANDBY_METRICS: &str = "\
-# HELP beanstalkd_leading 1 if this server leads its cluster, otherwise 0.
-# TYPE beanstalkd_leading gauge
-beanstalkd_leading 0
-";
+pub fn standby_metrics(leader: Option<&str>) -> String {
+    let mut text = String::new();
+    let mut to = Text(&mut text);
+    to.one("beanstalkd_leading 1 if this server leads its cluster, otherwise 0.", 0_u8);
+    if let Some(leader) = leader {
+        let about = "beanstalkd_leader_info Server that leads the cluster; always 1.";
+        to.family(about).labelled(format_args!("leader=\"{}\"", Label(leader)), 1);
+    }
+    text
+}
 
 fn write_remote(remote: &RemoteStats, to: &mut Text<'_>) {
     to.one("beanstalkd_leading 1 if this server leads its cluster, otherwise 0.", 1_u8);
@@ -323,7 +330,7 @@ fn write_body_cache(queue: &Queue, to: &mut Text<'_>) {
 type WriteSamples = fn(&TubeStats, &mut Family<'_>);
 
 /// The last one is written only with a body cache.
-const TUBE_METRICS: [(&str, WriteSamples); 13] = [
+const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_jobs Jobs of a tube, by state.", |tube, to| {
         to.states([tube.ready, tube.reserved, tube.delayed, tube.buried]);
     }),
@@ -360,6 +367,30 @@ const TUBE_METRICS: [(&str, WriteSamples); 13] = [
         |tube, to| to.one(Seconds(tube.pause_left)),
     ),
     (
+        "beanstalkd_tube_job_wait_seconds Time of jobs of a tube from the put, and the end of the delay, to \
+         the first reservation.",
+        |tube, to| to.histogram(&tube.outcomes.waits),
+    ),
+    (
+        "beanstalkd_tube_job_run_seconds Time of jobs of a tube from the reservation to the delete by the \
+         worker.",
+        |tube, to| to.histogram(&tube.outcomes.runs),
+    ),
+    (
+        "beanstalkd_tube_reservations_ended_total Ended reservations of jobs of a tube, by how they ended.",
+        |tube, to| {
+            let ends = End::ALL.iter().zip(tube.outcomes.ended);
+            for ((_, how), count) in ends.filter(|_| tube.outcomes.ends().0 > 0) {
+                to.with("how", how, count);
+            }
+        },
+    ),
+    ("beanstalkd_tube_kicks_total Kicked jobs of a tube.", |tube, to| {
+        if tube.outcomes.kicks > 0 {
+            to.one(tube.outcomes.kicks);
+        }
+    }),
+    (
         "beanstalkd_tube_cold_jobs Jobs of a tube whose bodies are cold: only in the binlog.",
         |tube, to| to.one(tube.cold),
     ),
@@ -382,9 +413,17 @@ fn name_of(about: &str) -> &str {
 }
 
 impl Text<'_> {
-    /// Writes the head of a family. Names of counters have the ending `_total`.
+    /// Writes the head of a family. Names of counters have the ending `_total`, and those of histograms of tubes
+    /// begin with `beanstalkd_tube_job_`.
     fn family<'t>(&'t mut self, about: &'t str) -> Family<'t> {
-        let kind = if name_of(about).ends_with("_total") { "counter" } else { "gauge" };
+        let name = name_of(about);
+        let kind = if name.ends_with("_total") {
+            "counter"
+        } else if name.starts_with("beanstalkd_tube_job_") {
+            "histogram"
+        } else {
+            "gauge"
+        };
         self.head(about, kind)
     }
 
@@ -400,14 +439,7 @@ impl Text<'_> {
     }
 
     fn histogram(&mut self, about: &str, histogram: &Histogram) {
-        let Family { name, text, .. } = self.head(about, "histogram");
-        let mut total = 0;
-        for (bound, count) in histogram.cumulative() {
-            write_line(text, format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
-            total = count;
-        }
-        write_line(text, format_args!("{name}_sum {}", Seconds(histogram.sum())));
-        write_line(text, format_args!("{name}_count {total}"));
+        self.head(about, "histogram").histogram(histogram);
     }
 }
 
@@ -428,6 +460,25 @@ impl Family<'_> {
             }
             None => self.labelled(format_args!("{label}=\"{label_value}\""), value),
         }
+    }
+
+    /// Writes a histogram; of a tube only if it has a count.
+    fn histogram<S: Scale>(&mut self, histogram: &Histogram<S>) {
+        let total = histogram.total();
+        if total == 0 && self.tube_name.is_some() {
+            return;
+        }
+        let name = self.name;
+        let tube =
+            self.tube_name.map(|tube| format!("tube=\"{}\"", Label(tube))).unwrap_or_default();
+        let (comma, open, close) = if tube.is_empty() { ("", "", "") } else { (",", "{", "}") };
+        for (bound, count) in histogram.cumulative() {
+            let labels = format_args!("{tube}{comma}le=\"{bound}\"");
+            write_line(self.text, format_args!("{name}_bucket{{{labels}}} {count}"));
+        }
+        let sum = Seconds(histogram.sum());
+        write_line(self.text, format_args!("{name}_sum{open}{tube}{close} {sum}"));
+        write_line(self.text, format_args!("{name}_count{open}{tube}{close} {total}"));
     }
 
     /// Writes the numbers of ready, reserved, delayed and buried jobs.

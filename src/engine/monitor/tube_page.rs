@@ -30,7 +30,7 @@ pub struct TubePage {
 #[derive(Debug)]
 enum Stage {
     /// Scans ready jobs and waiters for their counts.
-    Scan(Option<Cursor>),
+    Scan(Option<Box<Cursor>>),
     /// Finds reserved jobs, and then writes the whole page.
     Jobs(ReservedScan),
 }
@@ -93,7 +93,7 @@ impl Page for TubePage {
         match &mut self.stage {
             Stage::Scan(cursor) => {
                 let current = cursor.take().filter(|cursor| cursor.tube == tube);
-                let mut current = current.unwrap_or_else(|| Cursor::at(tube, view));
+                let mut current = current.unwrap_or_else(|| Box::new(Cursor::at(tube, view)));
                 if current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
                     self.values = current.stats;
                     self.values.rates = view.measurements.tube_rates(tube, &view.queue.tubes[tube]);

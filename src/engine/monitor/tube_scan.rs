@@ -9,6 +9,7 @@ use super::measurements::Rates;
 use super::table::{Column, Value};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::{Tube, Tubes};
 use crate::engine::time::Nanos;
 use std::cmp::Ordering;
@@ -38,6 +39,7 @@ pub struct TubeStats {
     pub oldest_ready_age: Nanos,
     /// `None` until the tube was sampled twice.
     pub rates: Option<Rates>,
+    pub outcomes: Outcomes,
 }
 
 /// The columns of the status page to the right of the name.
@@ -92,7 +94,7 @@ pub struct TubeScan {
     /// The number of tubes to scan.
     left: usize,
     /// The position in the last of these tubes.
-    cursor: Option<Cursor>,
+    cursor: Option<Box<Cursor>>,
 }
 
 /// A position in the scan of one tube.
@@ -134,7 +136,7 @@ impl TubeScan {
             let key = tubes.at(index);
             // Since the last slice another tube may have taken this index.
             let mut cursor = match self.cursor.take().filter(|cursor| cursor.tube == key) {
-                Some(cursor) => cursor,
+                Some(cursor) => *cursor,
                 None => {
                     budget = budget.saturating_sub(TUBE_COST);
                     if !is_wanted(&tubes[key].name) {
@@ -148,7 +150,7 @@ impl TubeScan {
                 self.left = index;
                 found(index, key, cursor.stats)?;
             } else {
-                self.cursor = Some(cursor);
+                self.cursor = Some(Box::new(cursor));
             }
         }
         Ok(false)
@@ -216,6 +218,7 @@ impl TubeStats {
             watching: tube.watching.into(),
             pause: pause.map_or(Nanos::ZERO, |pause| Nanos::from_secs(pause.secs)),
             pause_left: pause.map_or(Nanos::ZERO, |pause| pause.until.since(now)),
+            outcomes: tube.outcomes.as_deref().cloned().unwrap_or_default(),
             ..TubeStats::default()
         }
     }
@@ -245,5 +248,6 @@ impl TubeStats {
         self.pause = self.pause.max(other.pause);
         self.pause_left = self.pause_left.max(other.pause_left);
         self.oldest_ready_age = self.oldest_ready_age.max(other.oldest_ready_age);
+        self.outcomes.add(&other.outcomes);
     }
 }

@@ -6,6 +6,7 @@
 use super::client::Client;
 use super::counts::CountedEvent;
 use super::job::{Job, Target};
+use super::outcomes::End;
 use super::{Queue, WORK_PER_MOVE};
 use crate::engine::binlog::record::Counts;
 use crate::engine::keys::JobKey;
@@ -30,7 +31,7 @@ impl Queue {
     pub fn give_back(&mut self, client: &mut Client, key: JobKey, id: u64, now: Nanos) {
         if self.is_held(client, key, id) {
             self.stop_ttr(client, key);
-            self.take_back(client, key, &mut usize::MAX.clone(), now);
+            self.take_back(client, key, End::Disconnect, &mut usize::MAX.clone(), now);
         }
     }
 
@@ -43,10 +44,14 @@ impl Queue {
         &mut self,
         client: &mut Client,
         key: JobKey,
+        end: End,
         work_left: &mut usize,
         now: Nanos,
     ) {
         let has_begun = self.due(&self.jobs[key]).is_some();
+        if has_begun {
+            self.count_end(client, key, end, now);
+        }
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(u16::from(has_begun));
         let returns = job.returns;

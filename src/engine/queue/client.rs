@@ -4,6 +4,7 @@
 
 use super::Queue;
 use super::job::{Holder, Job, Jobs, ReservedEntry, State};
+use super::outcomes::End;
 use super::tube::Tubes;
 use super::waiters::{Watcher, Watching};
 use crate::engine::collections::heap::Heap;
@@ -92,7 +93,7 @@ impl Queue {
             if self.is_flushed(&self.jobs[job]) {
                 self.free_held(client, job, work_left, now);
             } else {
-                self.take_back(client, job, work_left, now);
+                self.take_back(client, job, End::Disconnect, work_left, now);
             }
         }
         while let Some(watch) = client.watching.first_watch() {
@@ -167,6 +168,11 @@ impl Client {
     /// Returns whether it has reserved this job.
     pub fn holds(&self, job: &Job) -> bool {
         job.state.holder() == Some(self.key)
+    }
+
+    /// Returns the entry of a job that it holds.
+    pub(super) fn entry(&self, key: JobKey, jobs: &Jobs) -> ReservedEntry {
+        self.held.at(self.index_of(key, jobs))
     }
 
     /// Removes a job from the heap, and leaves it in its state.

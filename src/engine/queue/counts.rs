@@ -69,6 +69,11 @@ impl JobCounts {
         in_order(counts).iter().rev().try_fold(0, add).map(JobCounts)
     }
 
+    /// Returns whether the job was never reserved. A job with large counts was, or is rare enough.
+    pub fn is_never_reserved(&self) -> bool {
+        self.0 & (LARGE | MAX_SMALL) == 0
+    }
+
     fn large_key(&self) -> Option<LargeCountsKey> {
         (self.0 & LARGE != 0).then(|| LargeCountsKey::from_number(self.0 ^ LARGE))
     }

@@ -2,6 +2,7 @@
 
 use super::client::Client;
 use super::counts::CountedEvent;
+use super::outcomes::End;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
 use super::{Queue, RETRY_AFTER, WORK_PER_WAKE, WaitResult};
@@ -198,7 +199,7 @@ impl Queue {
             }
             self.count_event(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
-            self.take_back(client, expired.job, work_left, now);
+            self.take_back(client, expired.job, End::Timeout, work_left, now);
         }
         let result = match self.watchers[client.key].wait {
             Some(_) if self.is_deadline_soon(client, now) => Some(WaitResult::DeadlineSoon),

@@ -11,6 +11,7 @@
 
 use super::client::Client;
 use super::job::{DelayedEntry, Job, ReadyEntry, State};
+use super::outcomes::End;
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
 use crate::engine::collections::list::List;
@@ -277,6 +278,7 @@ impl Queue {
         now: Nanos,
     ) {
         let Job { tube, epoch, .. } = self.jobs[key];
+        self.count_end(client, key, End::Delete, now);
         client.forget(key, &mut self.jobs);
         let mut pending = self.flushes.pending.iter_mut();
         let flush =

@@ -42,6 +42,7 @@
 //! | [`unique`] | keys of jobs, so that no other job with the same key is put |
 //! | [`con`] | groups of jobs of which only a limited number may be reserved |
 //! | [`bury_after`] | buries jobs that come back too often |
+//! | [`outcomes`] | how long jobs wait and run, and how reservations end, for metrics |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
@@ -62,6 +63,7 @@ pub mod flush;
 pub mod job;
 pub mod listing;
 pub mod log;
+pub mod outcomes;
 pub mod read_body;
 pub mod replay;
 pub mod touch;
@@ -83,6 +85,7 @@ use client::Client;
 use counts::{CountedEvent, LargeCounts};
 use flush::Flushes;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
+use outcomes::End;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 use tube::{Tube, Tubes};
@@ -130,6 +133,8 @@ pub struct Queue {
     is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
+    /// Whether [`outcomes`] are counted.
+    pub has_metrics: bool,
     bury_log: BuryLog,
     /// Flushes whose jobs are not freed yet.
     flushes: Flushes,
@@ -223,6 +228,7 @@ impl Queue {
             conns_until: Nanos::ZERO,
             is_late: false,
             bury_after: None,
+            has_metrics: false,
             bury_log: BuryLog::default(),
             flushes: Flushes::default(),
             moved_bytes: 0,
@@ -400,6 +406,9 @@ impl Queue {
     /// Deletes a job that no other connection has reserved. The caller then calls [`Queue::compact`].
     pub fn delete(&mut self, client: &mut Client, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_delete(self.jobs[key].unique())?;
+        if client.holds(&self.jobs[key]) {
+            self.count_end(client, key, End::Delete, now);
+        }
         self.take(client, key);
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, None, now);
@@ -421,6 +430,7 @@ impl Queue {
         now: Nanos,
     ) -> Result<(), NoSpace> {
         self.reserve_update()?;
+        self.count_end(client, key, End::Release, now);
         self.count_event(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
@@ -440,6 +450,7 @@ impl Queue {
         now: Nanos,
     ) -> Result<(), NoSpace> {
         self.reserve_update()?;
+        self.count_end(client, key, End::Bury, now);
         self.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
         self.transition(client, key, Target::Buried, now);
@@ -496,6 +507,7 @@ impl Queue {
     /// Makes a buried or delayed job ready.
     pub fn kick_one(&mut self, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
         self.reserve_update()?;
+        self.count_kick(key);
         self.count_event(key, CountedEvent::Kick);
         self.jobs[key].returns = 0;
         self.record_update(key, Target::Ready, now);
@@ -708,6 +720,7 @@ impl Queue {
     fn assign(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
         self.take_slot(key);
         self.detach(key);
+        self.count_wait(key, now);
         self.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
         job.state = State::Reserved(Holder { by, index: NIL });

@@ -5,6 +5,7 @@
 //! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
 use super::job::{DelayedEntry, Jobs, ReadyEntry};
+use super::outcomes::Outcomes;
 use super::waiters::{FRESHNESS, Waiter};
 use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
@@ -62,6 +63,8 @@ pub struct Tube {
     pub pauses: u64,
     /// The number of jobs that `--bury-after` buried.
     pub buried_after_returns: u64,
+    /// What `--metrics` counts, from the first reservation or kick on.
+    pub outcomes: Option<Box<Outcomes>>,
     /// Half of the hash of the name: as many bits as there can be tubes.
     hash: u32,
     /// The next tube in its chain of [`Tubes::find`].

@@ -528,6 +528,11 @@ impl<S> Server<S> {
         self.store.queue.clock_offset = clock_offset;
     }
 
+    /// Counts for metrics how long jobs wait and run, and how their reservations end.
+    pub fn count_outcomes(&mut self) {
+        self.store.queue.has_metrics = true;
+    }
+
     /// Returns whether jobs are recorded in a binlog.
     pub fn has_binlog(&self) -> bool {
         self.store.queue.binlog.is_some()

@@ -1,0 +1,120 @@
+//! How long the jobs of a tube wait and run, and how their reservations end: for `--metrics`. Without it
+//! nothing is counted.
+//!
+//! A tube has one box, from its first reservation or kick on. A job has no more data: its wait ends with its
+//! first reservation, and the entry of a reserved job has the time of the reservation.
+
+use super::Queue;
+use super::client::Client;
+use crate::engine::collections::histogram::{Histogram, Scale};
+use crate::engine::keys::{JobKey, TubeKey};
+use crate::engine::time::Nanos;
+
+/// The counts of a tube.
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes {
+    /// The times from the put and the end of its delay to the first reservation.
+    pub waits: Histogram<Slow>,
+    /// The times from a reservation to the delete by its holder.
+    pub runs: Histogram<Slow>,
+    /// The ends of reservations, by [`End`].
+    pub ended: [u64; End::ALL.len()],
+    /// The number of kicked jobs.
+    pub kicks: u64,
+}
+
+const _: () =
+    assert!(size_of::<Outcomes>() <= 256, "a tube that gave out a job has 256 bytes more");
+
+/// The way in which a reservation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A delete by the holder, or a flush.
+    Delete,
+    Release,
+    Bury,
+    /// The TTR ran out.
+    Timeout,
+    /// The connection of the holder was closed.
+    Disconnect,
+}
+
+impl End {
+    /// All ends with their names in metrics, in their order.
+    pub const ALL: [(End, &str); 5] = [
+        (End::Delete, "delete"),
+        (End::Release, "release"),
+        (End::Bury, "bury"),
+        (End::Timeout, "timeout"),
+        (End::Disconnect, "disconnect"),
+    ];
+}
+
+/// The bounds of the times of jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slow;
+
+impl Scale for Slow {
+    type Counts = [u64; 7];
+
+    const BOUNDS: &'static [(u64, &'static str)] = &[
+        (100_000_000, "0.1"),
+        (1_000_000_000, "1"),
+        (10_000_000_000, "10"),
+        (60_000_000_000, "60"),
+        (600_000_000_000, "600"),
+        (3_600_000_000_000, "3600"),
+    ];
+}
+
+impl Outcomes {
+    /// Returns the number of reservations that have ended, and the number of these that failed.
+    pub fn ends(&self) -> (u64, u64) {
+        let [_, _, bury, timeout, disconnect] = self.ended;
+        (self.ended.iter().sum(), bury + timeout + disconnect)
+    }
+
+    /// Adds the counts of another tube.
+    pub fn add(&mut self, other: &Outcomes) {
+        self.waits.add(&other.waits);
+        self.runs.add(&other.runs);
+        self.ended.iter_mut().zip(other.ended).for_each(|(sum, count)| *sum += count);
+        self.kicks += other.kicks;
+    }
+}
+
+impl Queue {
+    fn outcomes(&mut self, tube: TubeKey) -> &mut Outcomes {
+        self.tubes[tube].outcomes.get_or_insert_default()
+    }
+
+    /// Counts the wait of a job that is about to be reserved, if it never was before.
+    pub(super) fn count_wait(&mut self, key: JobKey, now: Nanos) {
+        let job = &self.jobs[key];
+        if !self.has_metrics || !job.counts.is_never_reserved() {
+            return;
+        }
+        let wait = now.since(job.created_at + Nanos::from_secs(job.delay_secs));
+        self.outcomes(job.tube).waits.count(wait);
+    }
+
+    /// Counts the end of a reservation, before the client gives up the job.
+    pub(super) fn count_end(&mut self, client: &Client, key: JobKey, end: End, now: Nanos) {
+        if !self.has_metrics {
+            return;
+        }
+        let is_flushed = self.is_flushed(&self.jobs[key]);
+        let run = now.since(client.entry(key, &self.jobs).reserved_at);
+        let outcomes = self.outcomes(self.jobs[key].tube);
+        outcomes.ended[end as usize] += 1;
+        if end == End::Delete && !is_flushed {
+            outcomes.runs.count(run);
+        }
+    }
+
+    pub(super) fn count_kick(&mut self, key: JobKey) {
+        if self.has_metrics {
+            self.outcomes(self.jobs[key].tube).kicks += 1;
+        }
+    }
+}
