@@ -100,8 +100,8 @@ struct Broken {
     next: Option<u64>,
 }
 
-/// Versions that a newer server may write. A version that is damaged is mostly none of them.
-const NEWER_VERSIONS: Range<i32> = 8..256;
+/// Versions that a newer server may write. A version 7 with one flipped bit is none of them.
+const NEWER_VERSIONS: Range<i32> = 8..15;
 const WINDOW_LEN: usize = 64 * 1024;
 /// At most this many bytes are tried per byte of the file. A file of heads of huge records would
 /// otherwise be searched for hours.

@@ -83,6 +83,13 @@ impl Case {
 }
 
 fn judge(files: &Files, case: Case, written: Option<&Written>) {
+    let newer = FakeDisk::with_files(files);
+    if let Err(error) = inspect::check(&mut *newer.boxed(), &mut Vec::new()) {
+        assert!(error.to_string().contains("this server reads versions"), "{error}");
+        assert!(Instance::try_start(&newer, case.options, START).is_err(), "a newer file is read");
+        assert_eq!(newer.live_files(), *files, "a start that is refused changes files");
+        return;
+    }
     let before = Inspection::of(files);
     let disk = FakeDisk::with_files(files);
     disk.faults().capacity = case.left.map(|left| disk.used() + left);
