@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`args`] | the words, options, names and times of a command line |
 //! | [`conn`] | the connection: requests, replies, documents |
-//! | [`mod@print`] | tables, JSON, escaped bodies |
+//! | [`print`] | tables, JSON, escaped bodies |
 //! | [`look`] | the facts of tubes and of jobs, also from a server without `list-jobs` |
 //! | [`work`] | work on many jobs: questions, progress, Ctrl-C, the last line |
 //! | [`status`] | `status`, `check`, `top`, `tubes` |
@@ -13,7 +13,10 @@
 //! | [`pause`] | `pause`, `resume`, `drain` |
 //! | [`transfer`] | `move`, `export`, `import` |
 //! | [`dump`] | one job as a line of JSON, written and parsed |
-//! | [`mod@bench`] | `bench` |
+//! | [`bench`] | `bench` |
+//!
+//! [`bench`]: mod@bench
+//! [`print`]: mod@print
 
 mod act;
 mod args;
