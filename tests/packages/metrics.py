@@ -62,12 +62,15 @@ def load(server):
 
 
 def keep_busy(address):
-    """Puts, takes and deletes, some fifty times a second, until the server drains."""
+    """Puts, takes, buries, kicks and deletes, some fifty times a second, until the server drains."""
     with contextlib.suppress(Closed), Connection(address) as client:
         client.ask("watch busy")
         client.ask("use busy")
         # While the server drains, it refuses puts.
         while (words := client.ask("put 0 0 60 5", b"hello"))[0] == "INSERTED":
+            client.ask("reserve")
+            client.ask(f"bury {words[1]} 0")
+            client.ask("kick 1")
             client.ask("reserve")
             client.ask(f"delete {words[1]}")
             time.sleep(0.02)
