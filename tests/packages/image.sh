@@ -52,6 +52,7 @@ unpack() {
 		-rw-r--r-- 0:0 ./etc/passwd
 		drwxr-xr-x 0:0 ./usr
 		drwxr-xr-x 0:0 ./usr/bin
+		-rwxr-xr-x 0:0 ./usr/bin/beanstalkctl
 		-rwxr-xr-x 0:0 ./usr/bin/beanstalkd
 		drwxr-xr-x 0:0 ./usr/share
 		drwxr-xr-x 0:0 ./usr/share/doc
