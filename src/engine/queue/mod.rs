@@ -578,15 +578,12 @@ impl Queue {
     /// given it up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
-        match state {
-            State::Ready(_) => self.remove_ready(key),
-            State::Reserved(_) => self.free_slot(key),
-            State::Detached | State::Delayed(_) | State::Postponed(_) | State::Buried(_) => {}
-        }
         let tube = &mut self.tubes[tube_key];
         match state {
             State::Detached => {}
             State::Ready(_) => {
+                self.remove_ready(key);
+                let tube = &mut self.tubes[tube_key];
                 let urgent = u32::from(pri < URGENT_BELOW);
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
@@ -603,6 +600,7 @@ impl Queue {
             State::Reserved(_) => {
                 tube.reserved -= 1;
                 self.totals.reserved -= 1;
+                self.free_slot(key);
             }
             State::Buried(_) => {
                 tube.buried.remove(&mut self.jobs, key.number());
