@@ -11,7 +11,8 @@
 //!            parked: found when a slot becomes free
 //! ```
 //!
-//! A group may become full while its jobs are offered in a thousand other tubes. So these are parked when a
+//! A job that becomes the first is parked, and [`Queue::offer_parked`] offers it, at once if there is a slot:
+//! the one place that tells workers of it. A group may become full while its jobs are offered in a thousand other tubes. So these are parked when a
 //! search finds them at the front of their tube, and a parked one is offered again when a slot is free.
 //! Each of these steps takes O(log n). A job without such a key is not touched.
 //!
@@ -209,12 +210,15 @@ impl Queue {
 
     // ---- Ready jobs ----
 
-    /// Adds a detached job to the ready jobs of its tube, or behind others of its group. Returns `false` if
-    /// there is no memory for it.
+    /// Adds a detached job to the ready jobs of its tube. Returns `false` if there is no memory for it. A job
+    /// with a group is not refused: it comes there with [`Queue::offer_parked`], which must follow.
     pub(super) fn add_ready(&mut self, key: JobKey) -> bool {
         match self.member(key) {
             None => self.insert_ready(key),
-            Some(member) => self.add_member(key, member.con.group),
+            Some(member) => {
+                self.add_member(key, member.con.group);
+                true
+            }
         }
     }
 
@@ -224,32 +228,22 @@ impl Queue {
     }
 
     #[cold]
-    fn add_member(&mut self, key: JobKey, group: u64) -> bool {
+    fn add_member(&mut self, key: JobKey, group: u64) {
         let ready = self.ready_job(key, group);
         let first = self.unique.groups.first_ready(ready.0, ready.1, group);
-        let is_first = first.is_none_or(|first| self.jobs[key].rank() < self.jobs[first].rank());
-        let is_full = self.unique.groups.is_full(group);
-        if is_first && !is_full && !self.insert_ready(key) {
-            return false;
-        }
-        if is_first && let Some(first) = first {
-            self.withdraw(first, group);
-            self.set_place(first, Place::Behind);
-        }
         self.unique.groups.ready.insert(ready);
         self.unique.groups.change(group, |group| group.ready += 1);
-        match (is_first, is_full) {
-            (true, false) => self.set_place(key, Place::Offered),
-            (true, true) => self.park(key, group),
-            (false, _) => {
-                self.set_place(key, Place::Behind);
-                self.tubes[ready.0].behind += 1;
+        self.tubes[ready.0].behind += 1;
+        self.set_place(key, Place::Behind);
+        if first.is_none_or(|first| self.jobs[key].rank() < self.jobs[first].rank()) {
+            if let Some(first) = first {
+                self.withdraw(first, group);
             }
+            self.park(key, group);
         }
-        true
     }
 
-    /// Removes a job from the ready jobs of its tube.
+    /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
     pub(super) fn remove_ready(&mut self, key: JobKey) {
         match self.member(key) {
             None => self.tubes[self.jobs[key].tube].ready.remove(key.number(), &mut self.jobs),
@@ -265,7 +259,7 @@ impl Queue {
         self.tubes[ready.0].behind -= 1;
         self.forget_ready(ready);
         if was_first && let Some(next) = self.unique.groups.first_ready(ready.0, ready.1, group) {
-            self.offer_or_park(next, group);
+            self.park(next, group);
         }
     }
 
@@ -275,7 +269,7 @@ impl Queue {
         self.unique.groups.change(ready.2, |group| group.ready -= 1);
     }
 
-    /// Takes a ready job back from where it is found. It is counted as one behind others.
+    /// Takes a ready job back from where it is found: it is behind others.
     fn withdraw(&mut self, key: JobKey, group: u64) {
         match self.place_in_group(key) {
             Place::Offered => {
@@ -289,26 +283,16 @@ impl Queue {
             }
             Place::Behind | Place::Elsewhere => {}
         }
+        self.set_place(key, Place::Behind);
     }
 
-    /// Offers the first job of a group in a tube, which is behind others so far. Without a slot or memory it
-    /// is parked. Returns whether it is offered.
-    fn offer_or_park(&mut self, key: JobKey, group: u64) -> bool {
-        let is_offered = !self.unique.groups.is_full(group) && self.insert_ready(key);
-        self.tubes[self.jobs[key].tube].behind -= 1;
-        if is_offered {
-            self.set_place(key, Place::Offered)
-        } else {
-            self.park(key, group)
-        }
-        is_offered
-    }
-
+    /// Lets the first job of a group in a tube, which is behind others, wait for a slot or for
+    /// [`Queue::offer_parked`].
     fn park(&mut self, key: JobKey, group: u64) {
-        self.tubes[self.jobs[key].tube].behind += 1;
         self.set_place(key, Place::Parked);
         let parked = self.parked_job(key, group);
         self.unique.groups.parked.insert(parked);
+        self.unique.groups.change(group, |_| {});
     }
 
     /// Parks blocked jobs at the front of a tube, at most `steps_left`. Returns `false` if that are too few.
@@ -323,7 +307,7 @@ impl Queue {
             *steps_left -= 1;
             let group = self.member(first).expect("it is blocked").con.group;
             self.withdraw(first, group);
-            self.offer_or_park(first, group);
+            self.park(first, group);
         }
         true
     }
@@ -364,7 +348,7 @@ impl Queue {
         }
     }
 
-    /// Offers parked jobs of groups that have a free slot, or wakes workers that wait for them.
+    /// Offers parked jobs of groups that have a free slot: gives them to workers that wait.
     #[inline]
     pub(super) fn offer_parked(&mut self, now: Nanos) {
         if !self.unique.groups.freed.is_empty() {
@@ -383,10 +367,12 @@ impl Queue {
                 self.unique.groups.freed.remove(&group);
                 continue;
             };
-            self.withdraw(first, group);
             if self.is_flushed(&self.jobs[first]) {
-                self.set_place(first, Place::Behind);
-            } else if self.offer_or_park(first, group) {
+                self.withdraw(first, group);
+            } else if self.insert_ready(first) {
+                self.withdraw(first, group);
+                self.set_place(first, Place::Offered);
+                self.tubes[self.jobs[first].tube].behind -= 1;
                 self.announce(first, now);
             } else {
                 return;

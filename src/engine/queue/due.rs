@@ -39,6 +39,7 @@ impl Queue {
     fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
         let pause = self.tubes[key].pause.take();
         while *work_left > 0 && self.serve_waiter(key, now) {
+            self.offer_parked(now);
             *work_left = work_left.saturating_sub(WORK_PER_WAKE);
         }
         if self.tubes[key].best_job(&self.jobs).is_none() {

@@ -712,6 +712,7 @@ impl Queue {
     pub fn make_reserved(&mut self, key: JobKey, client: &mut Client, now: Nanos) {
         self.assign(key, client.key, now);
         self.hold(client, key, now);
+        self.offer_parked(now);
     }
 
     /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].

@@ -650,6 +650,7 @@ impl<S: Read + Write> Server<S> {
     /// done, and nothing is committed.
     pub fn run_now(&mut self, key: ConnKey, now: Nanos) -> Vec<u8> {
         self.store.budget.begin_iteration(1, false, &self.store.queue.limits);
+        self.ready.retain(|&queued| queued != key);
         self.visit(key, &|| now);
         let output = self.with(key, |c, s| {
             let bytes = c.output.unsent(&s.queue.bodies);
