@@ -92,7 +92,8 @@ const LEVELS: [LevelFilter; 4] =
     [LevelFilter::Warn, LevelFilter::Info, LevelFilter::Debug, LevelFilter::Trace];
 
 const DEFAULT_FSYNC_MS: u64 = 50;
-const DEFAULT_PORT: u16 = 11300;
+/// The TCP port without `-p`.
+pub const DEFAULT_PORT: u16 = 11300;
 const DEFAULT_METRICS_TUBES: usize = 1000;
 
 /// The largest body that may be allowed: 1 GiB.

@@ -21,7 +21,7 @@ use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::Server;
-use crate::options::{BinlogPlace, EtcdOptions, Options};
+use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::{EventLoop, LoopWakers};
 use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, Failure, remedy};
@@ -163,7 +163,8 @@ impl Start<'_> {
         directory: Option<Directory>,
     ) -> Result<EventLoop, Ended> {
         let options = self.options;
-        let facts = facts(&self.clock);
+        let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
+        let facts = ProcessInfo { max_connections, ..facts(&self.clock) };
         let mut server = Server::new(options.settings, Limits::DEFAULT, facts, self.clock.now());
         if options.metrics.is_some() {
             server.count_outcomes();
@@ -191,6 +192,7 @@ impl Start<'_> {
             }
             self.recover(&mut server, &path.display(), Box::new(directory), options.fsync)?;
         }
+        server.set_tool_server(listeners.first().and_then(tool_server));
         let Start { signals, monitor, clock, .. } = self;
         let most = options.max_connections;
         Ok(EventLoop::new(server, clock, signals, monitor, listeners, most, wakers)
@@ -332,6 +334,18 @@ fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Direct
     directory.map_err(|error| Failure::new(EXIT_REFUSED, format!("-b {}: {error}", path.display())))
 }
 
+/// Returns the argument of `-s` with which `beanstalkctl` finds this socket from its own machine, or `None`
+/// for the default port.
+fn tool_server(listener: &Socket) -> Option<String> {
+    match listener.local_addr().ok()?.as_socket() {
+        Some(address) if address.port() == options::DEFAULT_PORT => None,
+        Some(address) if address.ip().is_unspecified() => {
+            Some(format!("127.0.0.1:{}", address.port()))
+        }
+        Some(_) | None => Some(listen::name_of(listener)),
+    }
+}
+
 fn facts(clock: &Clock) -> ProcessInfo {
     let [hostname, os_version, platform] = machine::uname();
     ProcessInfo {
@@ -341,6 +355,8 @@ fn facts(clock: &Clock) -> ProcessInfo {
         os_version,
         platform,
         started_at: clock.now(),
+        tool_server: None,
+        max_connections: None,
         processor_time: machine::processor_time,
         resident_bytes: memory::resident_bytes,
         has_headroom: memory::has_headroom,

@@ -598,6 +598,10 @@ impl Driver {
         self.server.set_draining(is_draining);
     }
 
+    pub fn set_tool_server(&mut self, argument: &str) {
+        self.server.set_tool_server(Some(argument.to_owned()));
+    }
+
     pub fn set_wall_clock(&mut self, wall_clock: Nanos) {
         self.server.set_clock_offset(ClockOffset::between(self.now, wall_clock));
     }
@@ -799,6 +803,8 @@ fn process_info(hostname: &str, started_at: Nanos) -> ProcessInfo {
         os_version: "version".to_owned(),
         platform: "machine".to_owned(),
         started_at,
+        tool_server: None,
+        max_connections: None,
         processor_time: ProcessorTime::default,
         resident_bytes: || None,
         has_headroom: |_| true,

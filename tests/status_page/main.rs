@@ -7,14 +7,15 @@ mod harness;
 mod site;
 
 use base64::Engine;
-use harness::driver::{Nanos, Options};
+use harness::driver::{Nanos, Options, Settings};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use site::{HTML, JSON, PUT, Response, Site, TEXT, get};
+use std::num::NonZero;
 
 const INTERVAL: Nanos = Nanos::from_secs(5);
 /// The most bytes of an HTML page, so that a phone loads it quickly.
-const HTML_MAX: usize = 30_000;
+const HTML_MAX: usize = 50_000;
 
 impl Site {
     /// Returns the names of the tubes on the page, in their order.
@@ -57,7 +58,9 @@ fn pages_are_as_they_were_reviewed() {
     assert!(site.body("/tube/default", HTML).contains("There are no jobs."));
     site.driver.set_draining(true);
     assert_eq!(site.json("/")["server"]["draining"], true);
-    assert!(site.body("/", HTML).contains("<strong>draining: puts are rejected</strong>"));
+    let attention = &site.json("/")["attention"];
+    assert_eq!((&attention[0]["rule"], &attention[0]["tube"]), (&"server".into(), &Value::Null));
+    assert!(site.body("/", TEXT).contains("\nwarning   server  draining: puts are rejected  "));
 }
 
 #[test]
@@ -69,7 +72,7 @@ fn rates_are_those_of_the_last_interval() {
     for page in [site.json("/")["totals"].clone(), site.json("/tube/mail")] {
         assert!(page["puts_per_second"].is_null() && page["deletes_per_second"].is_null());
     }
-    assert!(site.body("/", HTML).contains("<td>-<td>-\n"));
+    assert!(site.body("/", HTML).contains("<td>-<td>-<td>"));
     site.driver.advance(INTERVAL);
     site.ask(PUT.repeat(50) + "delete 1\r\ndelete 2\r\n");
     site.driver.advance(INTERVAL);
@@ -115,6 +118,104 @@ fn the_history_has_a_fixed_size() {
     assert!(site.body("/", HTML).len() < HTML_MAX);
 }
 
+// ---- What needs attention ----
+
+#[test]
+fn the_page_begins_with_what_needs_attention() {
+    let mut site = Site::new();
+    assert!(site.body("/", TEXT).starts_with("Nothing needs attention\n\n"));
+    assert!(site.body("/", HTML).contains("<h1 id=verdict>Nothing needs attention</h1>"));
+    assert_eq!(site.json("/")["attention"], Value::Array(Vec::new()));
+    // A job that waits, a name that a shell would interpret, and a pause, which is only a notice.
+    site.ask("use a;b\r\nput 0 0 9 1\r\nx\r\n");
+    site.ask("use bill\r\nput 0 0 9 1\r\nx\r\nwatch bill\r\nreserve\r\nbury 2 0\r\n");
+    site.ask(
+        "use slow\r\nput 0 0 9 1\r\nx\r\npause-tube slow 540\r\nwatch slow\r\nignore bill\r\n",
+    );
+    site.driver.advance(Nanos::from_millis(61_500));
+    let lines = [
+        "critical  a;b     1 job waits, the oldest for 61 s; no worker watches  beanstalkctl workers 'a;b'",
+        "warning   bill    1 buried, the first is job 2                         beanstalkctl failed bill",
+        "notice    slow    1 ready, paused for another 7 min                    beanstalkctl resume slow",
+    ];
+    let text = site.body("/", TEXT);
+    assert!(
+        text.starts_with(&format!("2 of 4 tubes need attention\n{}\n\n", lines.join("\n"))),
+        "{text}"
+    );
+    // A filter of the table hides no problem.
+    assert!(site.body("/?filter=none", TEXT).starts_with("2 of 4 tubes need attention\n"));
+    let expected = serde_json::json!({
+        "level": "critical", "rule": "no-worker", "tube": "a;b",
+        "text": "1 job waits, the oldest for 61 s; no worker watches",
+        "remedy": "beanstalkctl workers 'a;b'",
+    });
+    assert_eq!(site.json("/")["attention"][0], expected);
+    let html = site.body("/", HTML);
+    let item = "<li class=critical><b>critical</b> <a href=\"tube/a%3Bb\">a;b</a> <span>1 job waits, the oldest \
+                for 61 s; no worker watches</span> <code>beanstalkctl workers &#39;a;b&#39;</code>\n";
+    assert!(html.contains(item), "{html}");
+    assert!(html.contains("slow</a> <small>paused 7m 58s</small><td>1<td>"), "{html}");
+    assert!(html.contains("<a href=\"tube/slow#oldest\">1m 1s</a>"), "{html}");
+    assert_eq!(site.json("/tube/bill")["attention"][0]["rule"], "buried");
+    assert_eq!(site.json("/tube/slow")["attention"].as_array().unwrap().len(), 1);
+    // A server at another port has another line.
+    site.driver.set_tool_server("127.0.0.1:11305");
+    assert_eq!(
+        site.json("/")["attention"][1]["remedy"],
+        "beanstalkctl -s 127.0.0.1:11305 failed bill"
+    );
+}
+
+#[test]
+fn at_most_20_problems_are_shown() {
+    let mut site = Site::new();
+    for number in 0..30 {
+        let name = format!("{number:/>200}");
+        site.ask(format!(
+            "use {name}\r\nput 0 0 9 1\r\nx\r\nwatch {name}\r\nreserve\r\nbury {} 0\r\n",
+            number + 1
+        ));
+    }
+    let page = site.json("/");
+    let problems = page["attention"].as_array().unwrap();
+    assert_eq!((problems.len(), problems[19]["tube"].as_str().unwrap().len()), (20, 200));
+    assert!(problems.is_sorted_by_key(|problem| problem["tube"].as_str().unwrap()));
+    let text = site.body("/", TEXT);
+    assert!(
+        text.starts_with("30 of 31 tubes need attention\n") && text.contains("\nand 10 more\n\n")
+    );
+    let html = site.body("/", HTML);
+    let shown = html.matches("<li class=warning>").count();
+    assert!((5..20).contains(&shown) && html.contains(&format!("<li>and {} more\n", 30 - shown)));
+    assert!(html.len() < HTML_MAX, "{} bytes", html.len());
+}
+
+#[test]
+fn failures_of_the_last_minutes_need_attention() {
+    let mut site = Site::new();
+    let fail = |site: &mut Site, from: u64| {
+        for id in from..from + 6 {
+            site.ask(format!("put 0 0 9 1\r\nx\r\nreserve\r\nbury {id} 0\r\nkick-job {id}\r\nreserve\r\ndelete {id}\r\n"));
+        }
+    };
+    let rules = |site: &mut Site| {
+        let page = site.json("/tube/default");
+        let rules = page["attention"].as_array().unwrap().iter().map(|it| it["text"].to_string());
+        (rules.collect::<Vec<String>>().concat(), page["recent_failures"].as_u64().unwrap())
+    };
+    fail(&mut site, 1);
+    let text = "\"6 of 12 reservations failed in the last 10 min\"".to_owned();
+    assert_eq!(rules(&mut site), (text.clone(), 6));
+    let minutes =
+        |site: &mut Site, count| (0..count * 12).for_each(|_| site.driver.advance(INTERVAL));
+    minutes(&mut site, 4);
+    assert_eq!(rules(&mut site), (text, 6));
+    minutes(&mut site, 7);
+    assert_eq!(rules(&mut site), (String::new(), 0));
+    assert_eq!(site.json("/tube/default")["ended_bury"], 6);
+}
+
 // ---- Order and limits ----
 
 #[test]
@@ -126,22 +227,21 @@ fn tubes_are_sorted_and_filtered() {
     }
     // There are no cold jobs, and no such order.
     for (path, expected) in [
-        ("/", "b ab a c+d default"),
-        ("/?sort=cold", "b ab a c+d default"),
-        ("/?sort=-cold", "c+d default a ab b"),
-        ("/?sort=-unknown", "c+d default a ab b"),
-        ("/?sort=unknown", "b ab a c+d default"),
+        ("/", "a ab b c+d default"),
+        ("/?sort=cold", "a ab b c+d default"),
+        ("/?sort=-unknown", "default c+d b ab a"),
+        ("/?sort=unknown", "a ab b c+d default"),
         ("/?sort=name", "a ab b c+d default"),
         ("/?sort=-name", "default c+d b ab a"),
         ("/?sort=ready", "b ab a c+d default"),
         ("/?sort=-ready", "c+d default a ab b"),
         ("/?sort=urgent", "a ab b c+d default"),
-        ("/?filter=b", "b ab"),
+        ("/?filter=b", "ab b"),
         ("/?sort=-ready&filter=b", "ab b"),
         ("/?filter=c%2Bd", "c+d"),
         ("/?filter=c+d", ""),
         ("/?filter=nothing", ""),
-        ("/?filter=", "b ab a c+d default"),
+        ("/?filter=", "a ab b c+d default"),
     ] {
         assert_eq!(site.names(path), expected, "{path}");
     }
@@ -150,11 +250,10 @@ fn tubes_are_sorted_and_filtered() {
     let column = "<th scope=col aria-sort=ascending><a href=\"?sort=ready&amp;filter=b\">ready</a>";
     assert!(html.contains(column), "{html}");
     assert!(html.contains("<input type=hidden name=sort value=\"-ready\">"));
-    // The busiest tube comes first, even with fewer jobs.
-    site.driver.advance(INTERVAL);
+    // Rows do not jump while tubes change.
     site.ask("use c+d\r\nput 0 0 9 1\r\nx\r\nwatch c+d\r\n");
     site.driver.advance(INTERVAL);
-    assert!(site.names("/").starts_with("c+d "));
+    assert_eq!(site.names("/"), "a ab b c+d default");
 }
 
 #[test]
@@ -170,9 +269,10 @@ fn of_10000_tubes_the_first_100_are_shown() {
     assert_eq!(page["tubes"].as_array().unwrap().len(), 100);
     assert_eq!(
         (&page["tubes_not_shown"], &page["tubes"][0]["name"]),
-        (&9_901.into(), &"tube77".into())
+        (&9_901.into(), &"default".into())
     );
-    let names = site.names("/?sort=name");
+    assert_eq!(site.json("/?sort=ready")["tubes"][0]["name"], "tube77");
+    let names = site.names("/");
     assert!(names.starts_with("default tube0 tube1 tube10 ") && names.ends_with(" tube1086"));
     let html = site.get("/", HTML);
     assert!(html.body.contains("<p id=more>9,901 more tubes are not shown</p>"));
@@ -240,7 +340,7 @@ fn a_tube_has_its_first_jobs_in_the_order_of_their_service() {
         ["ready", "reserved", "delayed", "buried"].map(|state| {
             jobs.iter().filter(|job| job["state"] == state).cloned().collect::<Vec<Value>>()
         });
-    assert_eq!([ready.len(), reserved.len(), delayed.len(), buried.len()], [10; 4]);
+    assert_eq!([ready.len(), reserved.len(), delayed.len(), buried.len()], [10, 12, 10, 20]);
     let order = |job: &Value| (job["pri"].as_u64().unwrap(), job["id"].as_u64().unwrap());
     assert!(ready.is_sorted_by_key(order) && order(&ready[0]).0 > 502);
     let left = |job: &Value| job["time_left_seconds"].as_f64().unwrap();
@@ -253,6 +353,33 @@ fn a_tube_has_its_first_jobs_in_the_order_of_their_service() {
         let body = site.body("/tube/mail", accept);
         assert!(!body.contains("secret") && body.len() < HTML_MAX, "{accept}");
     }
+}
+
+#[test]
+fn a_tube_page_has_holders_and_the_reasons_of_buries() {
+    let settings = Settings { bury_after: NonZero::new(3), ..Settings::DEFAULT };
+    let mut site = Site::start(settings, None);
+    site.ask(
+        "use mail\r\nwatch mail\r\nput 0 0 1 1\r\nx\r\nput 9 0 60 1\r\nx\r\nput 5 0 60 1\r\nx\r\n",
+    );
+    for _ in 0..3 {
+        assert!(site.ask("reserve\r\n").starts_with("RESERVED 1 "));
+        site.driver.advance(Nanos::from_millis(1_100));
+    }
+    site.ask("reserve\r\nbury 3 0\r\nreserve\r\n");
+    site.driver.advance(Nanos::from_millis(30_500));
+    let page = site.json("/tube/mail");
+    let jobs = page["jobs"].as_array().unwrap();
+    let of = |id: u64, key: &str| jobs.iter().find(|job| job["id"] == id).unwrap()[key].clone();
+    let why = |id: u64| of(id, "why");
+    assert_eq!((why(1), why(3)), ("came back 3 times".into(), "worker".into()));
+    assert_eq!((why(2), of(2, "address")), (Value::Null, "10.0.0.7:51514".into()));
+    assert_eq!(whole(&of(2, "held_seconds")), Some(30.0));
+    let text = site.body("/tube/mail", TEXT);
+    assert!(
+        text.contains(" came back 3 times\n") && text.contains(" 10.0.0.7:51514 for 30s\n"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -326,6 +453,17 @@ fn the_accepted_type_is_sent_with_strict_fields() {
             let expected = head.replace("text/html; charset=utf-8", expected);
             assert_eq!(site.get(path, accept).head, expected);
         }
+    }
+    // `format` overrides `Accept`.
+    for (format, expected) in [
+        ("html", "text/html; charset=utf-8"),
+        ("text", "text/plain; charset=utf-8"),
+        ("json", JSON),
+        ("xml", JSON),
+    ] {
+        let expected = head.replace("text/html; charset=utf-8", expected);
+        assert_eq!(site.get(&format!("/?sort=name&format={format}"), JSON).head, expected);
+        assert_eq!(site.get(&format!("/tube/default?format={format}"), JSON).head, expected);
     }
     assert_eq!(site.request("GET / HTTP/1.0\r\n\r\n").head, head);
     // Other paths have no more fields than before.

@@ -78,6 +78,14 @@ impl<S: Scale> Histogram<S> {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
+    /// Returns the bound, as text in seconds, up to which at least this percentage of the durations is, or
+    /// `None` if none was counted.
+    pub fn percentile(&self, percent: u64) -> Option<&'static str> {
+        let needed = self.total() * percent;
+        let bound = self.cumulative().find(|&(_, count)| count * 100 >= needed);
+        bound.filter(|_| needed > 0).map(|(bound, _)| bound)
+    }
+
     /// Returns how many durations were counted.
     pub fn total(&self) -> u64 {
         self.cumulative().last().map_or(0, |(_, count)| count)
@@ -103,6 +111,9 @@ mod tests {
         assert_eq!(counts[..2], [("0.00001", 2), ("0.000025", 3)]);
         assert_eq!(counts[BOUNDS.len() - 1..], [("10", 3), ("+Inf", 4)]);
         assert_eq!(histogram.sum(), Nanos::from_nanos(20_000_020_001));
+        let percentiles = [50, 75, 76, 100].map(|percent| histogram.percentile(percent));
+        assert_eq!(percentiles, [Some("0.00001"), Some("0.000025"), Some("+Inf"), Some("+Inf")]);
+        assert_eq!(Histogram::<Fast>::default().percentile(50), None);
     }
 
     #[test]

@@ -6,10 +6,11 @@
 
 use super::http_conn::View;
 use super::measurements::{INTERVAL, Point, SAMPLES};
-use super::table::{Column, Readable, Value, push};
+use super::table::{Column, Rate, Readable, Value, push};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt::{self, Display};
+use std::ops::Range;
 
 /// The style of the page.
 pub const STYLE: &str = include_str!("page/style.css");
@@ -19,7 +20,7 @@ pub const SCRIPT: &str = include_str!("page/script.js");
 /// The fields of each response with a status page. `tests/status_page` compares the hashes.
 pub const HEADER_FIELDS: &str = concat!(
     "Content-Security-Policy: default-src 'none'; ",
-    "style-src 'sha256-bL6HRUAowpMdIhMUt2BBE5XuRGDisshrYI9Pk/j3QvM='; ",
+    "style-src 'sha256-4uYT6oUVmG8bIvichcCea+6sE8UvXVbHkCO9FVc4AWs='; ",
     "script-src 'sha256-gDEt0ycmIn074xnX6T+CoSDFaL5LH+KlDuXc65kyfWY='; ",
     "connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; ",
     "frame-ancestors 'none'\r\n",
@@ -92,9 +93,7 @@ pub fn identity(view: &View<'_>, host: impl Display) -> String {
 /// Writes what is above the values.
 pub fn write_identity(view: &View<'_>, text: &mut String) {
     let identity = identity(view, Escaped(&view.server.process.hostname));
-    let draining =
-        if view.server.is_draining { " <strong>draining: puts are rejected</strong>" } else { "" };
-    push(text, format_args!("<p id=server>{identity}{draining}</p>\n<p role=status></p>\n"));
+    push(text, format_args!("<p id=server>{identity}</p>\n<p role=status></p>\n"));
 }
 
 /// Writes the script, which is last, so that all elements exist when it runs.
@@ -102,64 +101,93 @@ pub fn write_end(text: &mut String) {
     push(text, format_args!("<script>{SCRIPT}</script>\n"));
 }
 
+/// Writes a link to the page of a tube, or only its label: browsers remove the parts `.` and `..` from a
+/// path, so the pages of these tubes have no link.
+pub fn write_tube_link(
+    path: &str,
+    name: &str,
+    fragment: &str,
+    label: impl Display,
+    text: &mut String,
+) {
+    match name {
+        "." | ".." => push(text, format_args!("{label}")),
+        _ => {
+            let link = percent_encoded(name);
+            push(text, format_args!("<a href=\"{path}{link}{fragment}\">{label}</a>"));
+        }
+    }
+}
+
 // ---- Plots ----
 
-/// The values of a point. Each two after the first are the lines of a plot.
-pub const POINT: [Column<Point>; 1 + 2 * PLOTS] = [
+/// The values of a point in JSON. Each of [`PLOTS`] has some of them.
+pub const POINT: [Column<Point>; 6] = [
     ("seconds_ago", "", |point| Value::Span(point.age)),
     ("ready", "ready", |point| Value::Count(point.ready)),
-    ("reserved", "reserved", |point| Value::Count(point.reserved)),
-    ("puts_per_second", "puts/s", |point| Value::Rate(Some(point.rates.puts))),
-    ("deletes_per_second", "deletes/s", |point| Value::Rate(Some(point.rates.deletes))),
+    ("reserved", "held", |point| Value::Count(point.reserved)),
+    ("buried", "buried", |point| Value::Count(point.buried)),
+    ("puts_per_second", "in/s", |point| Value::Rate(Some(point.rates.puts))),
+    ("deletes_per_second", "out/s", |point| Value::Rate(Some(point.rates.deletes))),
 ];
 
-/// The number of plots.
-pub const PLOTS: usize = 2;
+/// The indices of the lines of a plot in [`POINT`], and what makes a value of a number on its axis.
+type Plot = (Range<usize>, fn(u64) -> Value);
+
+const PLOTS: [Plot; 2] = [(1..4, Value::Count), (4..6, |tenths| Value::Rate(Some(Rate(tenths))))];
 
 /// The width and the height of a plot, in units of its `viewBox`.
 const WIDTH: u64 = 600;
 const HEIGHT: u64 = 100;
 
-/// Writes the plot of the last ten minutes with this index. The first one opens the element around all
-/// plots, the last one closes it.
-pub fn write_plot(index: usize, view: &View<'_>, text: &mut String) {
-    if index == 0 {
-        text.push_str("<div id=plots>\n");
-    }
-    let lines = || ["a", "b"].into_iter().zip(&POINT[1 + 2 * index..]);
-    let points = || view.measurements.points(view.now);
-    let highest = points().flat_map(|point| lines().map(move |(_, (_, _, value))| value(&point)));
-    let highest = highest.max_by_key(|value| value.number());
-    let top = highest.and_then(Value::number).unwrap_or(0).max(1);
-    text.push_str("<figure><figcaption>");
-    for (class, (_, title, _)) in lines() {
-        push(text, format_args!("<span class={class}>{title}</span> "));
-    }
-    if let Some(highest) = highest {
-        push(text, format_args!("<span>highest {}</span>", Readable(highest)));
-    }
-    let (title, other) = (POINT[1 + 2 * index].1, POINT[2 + 2 * index].1);
-    push(
-        text,
-        format_args!(
-            "</figcaption>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \
-             role=img aria-label=\"{title} and {other} in the last 10 minutes\">"
-        ),
-    );
-    for (class, (_, _, value)) in lines() {
-        push(text, format_args!("<polyline class={class} points=\""));
-        for point in points() {
-            let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN_SECS);
-            let number = value(&point).number().unwrap_or(0);
-            let y = HEIGHT * 10 - number.saturating_mul(HEIGHT * 10) / top;
-            push(text, format_args!("{x},{}.{} ", y / 10, y % 10));
+/// Writes the plots of the last ten minutes.
+pub fn write_plots(view: &View<'_>, text: &mut String) {
+    text.push_str("<div id=plots>\n");
+    for (columns, value_of) in PLOTS {
+        let lines = || ["a", "b", "c"].into_iter().zip(&POINT[columns.clone()]);
+        let points = || view.measurements.points(view.now);
+        let numbers = points().flat_map(|point| {
+            lines().map(move |(_, (_, _, value))| value(&point).number().unwrap_or(0))
+        });
+        let top = axis_top(numbers.max().unwrap_or(0));
+        text.push_str("<figure><figcaption>");
+        let mut titles = Vec::new();
+        for (class, (_, title, _)) in lines() {
+            push(text, format_args!("<span class={class}>{title}</span> "));
+            titles.push(*title);
         }
-        text.push_str("\"/>");
+        let [top_label, half] = [top, top / 2].map(|number| Readable(value_of(number)));
+        push(
+            text,
+            format_args!(
+                "</figcaption>\n<div class=axis><span>{top_label}</span><span>{half}</span>\
+                 <span>0</span></div><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \
+                 role=img aria-label=\"{} in the last 10 minutes\"><path d=\"M0,0H{WIDTH}M0,50H{WIDTH}\"/>",
+                titles.join(", ")
+            ),
+        );
+        for (class, (_, _, value)) in lines() {
+            push(text, format_args!("<polyline class={class} points=\""));
+            for point in points() {
+                let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN_SECS);
+                let number = value(&point).number().unwrap_or(0).min(top);
+                let y = HEIGHT * 10 - number.saturating_mul(HEIGHT * 10) / top;
+                push(text, format_args!("{x},{}.{} ", y / 10, y % 10));
+            }
+            text.push_str("\"/>");
+        }
+        text.push_str(
+            "</svg>\n<p><span>-10 min</span><span>-5</span><span>0 min</span></p></figure>\n",
+        );
     }
-    text.push_str("</svg>\n<p><span>10 minutes ago</span><span>now</span></p></figure>\n");
-    if index + 1 == PLOTS {
-        text.push_str("</div>\n");
-    }
+    text.push_str("</div>\n");
+}
+
+/// Returns the smallest even number of one digit and zeros that is at least `highest`, or 10^17 and more.
+fn axis_top(highest: u64) -> u64 {
+    let highest = highest.clamp(1, u64::MAX / 100);
+    let unit = 2 * 10_u64.pow(highest.ilog10());
+    highest.div_ceil(unit) * unit
 }
 
 /// The time that the plots show.
@@ -168,6 +196,13 @@ const SHOWN_SECS: u64 = (SAMPLES as u64 - 1) * INTERVAL.whole_secs();
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn axes_end_at_even_numbers() {
+        let tops = [(0, 2), (1, 2), (3, 4), (9, 10), (14, 20), (21, 40), (99, 100), (1234, 2000)];
+        assert!(tops.into_iter().all(|(highest, top)| axis_top(highest) == top));
+        assert_eq!(axis_top(u64::MAX), 200_000_000_000_000_000);
+    }
 
     #[test]
     fn markup_is_escaped() {

@@ -19,7 +19,7 @@ pub struct Request<'h> {
     pub path: &'h str,
     /// The query without the question mark.
     pub query: &'h str,
-    /// The media type that the client prefers, of those of the status page.
+    /// The media type that `format` in the query names, or else the one that the client prefers.
     pub media_type: MediaType,
     /// True for HEAD: only the response head is sent.
     pub head_only: bool,
@@ -64,7 +64,12 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Answer> {
         .map_or(target, |rest| rest.find('/').map_or("/", |path_at| &rest[path_at..]));
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let accepted = head.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("Accept"));
-    let media_type = MediaType::preferred(accepted.map(|field| field.value));
+    let media_type = match query_value(query, "format").as_deref() {
+        Some("html") => MediaType::Html,
+        Some("text") => MediaType::Text,
+        Some("json") => MediaType::Json,
+        Some(_) | None => MediaType::preferred(accepted.map(|field| field.value)),
+    };
     let takes_chunks = head.version == Some(1);
     Ok(Some(Request { path, query, media_type, head_only, takes_chunks }))
 }
@@ -165,6 +170,7 @@ mod tests {
             (b"GET /readyz?a=b?c HTTP/1.1\n\n", "/readyz", "a=b?c", false, true),
             (b"GET http://a:9/readyz?/ HTTP/1.1\r\n\r\n", "/readyz", "/", false, true),
             (b"GET http://a HTTP/1.1\r\n\r\n", "/", "", false, true),
+            (b"GET /?format=xml HTTP/1.1\r\n\r\n", "/", "format=xml", false, true),
         ] {
             let media_type = MediaType::Html;
             let request = Request { path, query, media_type, head_only, takes_chunks };

@@ -3,12 +3,13 @@
 //!
 //! The server keeps them, so that the plots of the status page are complete when a browser opens it. All
 //! have a fixed size: 121 samples of the server, taken every 5 s, and one sample of each of 32,768 tubes, in
-//! 1.75 MiB. Other tubes have no rates.
+//! 3 MiB. Other tubes have no rates.
 
 use super::table::Rate;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{Key, TubeKey};
+use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::server::Observed;
@@ -37,7 +38,21 @@ pub struct Point {
     pub age: Nanos,
     pub ready: u64,
     pub reserved: u64,
+    pub buried: u64,
     pub rates: Rates,
+}
+
+/// What happened to a tube in the last minutes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recent {
+    /// `None` until the tube was sampled twice.
+    pub rates: Option<Rates>,
+    /// Whether one of its jobs was deleted in the last 5 s, or up to 10 s.
+    pub has_delete: bool,
+    /// The number of reservations that ended in the last 5 to 10 minutes.
+    pub ended: u64,
+    /// The number of these that failed.
+    pub failed: u64,
 }
 
 /// The rates of puts and deletes.
@@ -57,7 +72,14 @@ struct TubeSample {
     name_hash: u32,
     /// `None` after the first sample of a tube.
     rates: Option<Rates>,
+    /// The reservations that had ended, and those that had failed, at the last two times 5 minutes apart.
+    ends: [(u64, u64); 2],
+    /// The second of these times.
+    ends_at: Nanos,
 }
+
+/// The time between two samples of the ends of reservations.
+const ENDS_INTERVAL: Nanos = Nanos::from_secs(300);
 
 /// The time between two samples.
 pub const INTERVAL: Nanos = Nanos::from_secs(5);
@@ -135,13 +157,25 @@ impl Measurements {
             // A job that was put and does not exist any more was deleted.
             let deletes = (jobs(before) + puts).saturating_sub(jobs(sample));
             let rates = Rates::of(puts, deletes, at.since(*before_at));
-            Point { age: now.since(*at), ready: sample.ready, reserved: sample.reserved, rates }
+            let &Totals { ready, reserved, buried, .. } = sample;
+            Point { age: now.since(*at), ready, reserved, buried, rates }
         })
     }
 
-    /// Returns the rates of a tube, if it was sampled twice.
-    pub fn tube_rates(&self, key: TubeKey, tube: &Tube) -> Option<Rates> {
-        self.tubes.get(key.number() as usize).filter(|sample| sample.is_of(tube))?.rates
+    /// Returns what happened to a tube in the last minutes. Without a sample that is all since its creation.
+    pub fn recent(&self, key: TubeKey, tube: &Tube) -> Recent {
+        let sample = self.tubes.get(key.number() as usize).filter(|sample| sample.is_of(tube));
+        let (ended, failed) = ends(tube);
+        let (ended_before, failed_before) = sample.map_or((0, 0), |sample| sample.ends[0]);
+        let rates = sample.and_then(|sample| sample.rates);
+        let deletes_before = sample.map_or(0, |sample| sample.deletes);
+        Recent {
+            rates,
+            has_delete: tube.deletes > deletes_before
+                || rates.is_some_and(|rates| rates.deletes > Rate::default()),
+            ended: ended - ended_before,
+            failed: failed - failed_before,
+        }
     }
 }
 
@@ -157,7 +191,13 @@ impl TubeSample {
         let span = now.since(self.at);
         let is_second = self.is_of(tube);
         let rates = is_second.then(|| Rates::of(puts - self.puts, deletes - self.deletes, span));
-        *self = TubeSample { at: now, puts, deletes, name_hash, rates };
+        let (mut ends, mut ends_at) = (self.ends, self.ends_at);
+        if !is_second {
+            (ends, ends_at) = ([(0, 0); 2], now);
+        } else if now.since(ends_at) >= ENDS_INTERVAL {
+            (ends, ends_at) = ([ends[1], self::ends(tube)], now);
+        }
+        *self = TubeSample { at: now, puts, deletes, name_hash, rates, ends, ends_at };
     }
 
     /// Returns whether this is a sample of `tube`. Counts never fall, so a tube with lower ones was
@@ -168,6 +208,11 @@ impl TubeSample {
             && self.puts <= tube.total_jobs
             && self.deletes <= tube.deletes
     }
+}
+
+/// Returns the number of reservations that have ended, and of those that have failed.
+fn ends(tube: &Tube) -> (u64, u64) {
+    tube.outcomes.as_deref().map_or((0, 0), Outcomes::ends)
 }
 
 fn name_hash(tube: &Tube) -> u32 {

@@ -103,7 +103,7 @@ impl Page for MetricsPage {
                     self.tubes.push(stats.named(&tubes[key].name)?);
                     Ok(())
                 };
-                if scan.advance(view, |_| true, add)? {
+                if scan.advance(view, add)? {
                     self.tubes.reverse();
                     if tubes.removed_count() != self.removed_before {
                         // Prometheus rejects a page with duplicates.

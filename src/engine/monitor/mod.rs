@@ -10,6 +10,7 @@
 //! | [`tube_page`] | the status page of one tube |
 //! | [`tube_scan`] | the values of a tube, and a scan of all tubes in slices |
 //! | [`reserved_scan`] | the reserved jobs of a tube that time out first |
+//! | [`problems`] | the problems that the pages show, in the three formats |
 //! | [`ranking`] | the tubes that the status page shows, and their order |
 //! | [`table`] | values, and tables of them in HTML, text and JSON |
 //! | [`html`] | the HTML around the values: style, script, plots |
@@ -24,6 +25,7 @@ pub mod http;
 pub mod http_conn;
 pub mod measurements;
 pub mod metrics;
+pub mod problems;
 pub mod ranking;
 pub mod reserved_scan;
 pub mod status_page;

@@ -3,33 +3,21 @@
 //! It knows nothing of the formats of the page.
 
 use super::http;
-use super::measurements::Rates;
-use super::table::{Column, Rate};
+use super::table::Column;
 use super::tube_scan::{self, TubeStats};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::TUBE_NAME_MAX;
 use std::cmp::Ordering;
 use std::collections::TryReserveError;
 
-/// The order and the filter that a query asks for.
+/// The order and the filter that a query asks for. Equal tubes are in the order of their names.
 #[derive(Debug)]
 pub struct TubeQuery {
-    order: Order,
+    /// The greatest value of this column is first; without it the tubes are in the order of their names.
+    column: Option<Column<TubeStats>>,
     pub is_reversed: bool,
     /// Only tubes whose name contains this text are shown.
     pub filter: String,
-}
-
-/// An order of tubes. Equal ones are in the order of their names.
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    /// The most puts and deletes per second first, then the most ready and reserved jobs, then the
-    /// most other jobs.
-    Busiest,
-    /// The first name first.
-    Name,
-    /// The greatest value first.
-    Column(Column<TubeStats>),
 }
 
 /// The first rows of all rows that were added.
@@ -51,16 +39,12 @@ pub const BY_NAME: &str = "name";
 const NOT_IN_NAMES: char = '…';
 
 impl TubeQuery {
-    /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. An unknown
-    /// order is the default one.
+    /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. The default order, and
+    /// an unknown one, is that of the names.
     pub fn parse(query: &str, columns: &[Column<TubeStats>]) -> TubeQuery {
         let sort = http::query_value(query, "sort").unwrap_or_default();
         let key = sort.strip_prefix('-').unwrap_or(&sort);
-        let order = match columns.iter().find(|column| column.0 == key) {
-            Some(&column) => Order::Column(column),
-            None if key == BY_NAME => Order::Name,
-            None => Order::Busiest,
-        };
+        let column = columns.iter().find(|column| column.0 == key).copied();
         let mut filter = http::query_value(query, "filter").unwrap_or_default();
         // The page repeats the filter, so its length is limited. A longer one matches no name, and
         // must not match when it is cut.
@@ -68,32 +52,23 @@ impl TubeQuery {
             filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
             filter.push(NOT_IN_NAMES);
         }
-        TubeQuery { order, is_reversed: key.len() < sort.len(), filter }
+        TubeQuery { column, is_reversed: key.len() < sort.len(), filter }
     }
 
-    /// Returns the key of the order in a query; `None` for the default order.
-    pub fn key(&self) -> Option<&'static str> {
-        match self.order {
-            Order::Busiest => None,
-            Order::Name => Some(BY_NAME),
-            Order::Column((key, ..)) => Some(key),
-        }
+    /// Returns the key of the order in a query.
+    pub fn key(&self) -> &'static str {
+        self.column.map_or(BY_NAME, |(key, ..)| key)
     }
 
     fn compare(&self, a: &TubeStats, b: &TubeStats) -> Ordering {
-        let order = match self.order {
-            Order::Busiest => busyness(b).cmp(&busyness(a)),
-            Order::Name => a.name.cmp(&b.name),
-            Order::Column((_, _, value)) => value(b).number().cmp(&value(a).number()),
+        let by_name = a.name.cmp(&b.name);
+        let order = match self.column {
+            Some((_, _, value)) => value(b).number().cmp(&value(a).number()),
+            None => by_name,
         };
         let order = if self.is_reversed { order.reverse() } else { order };
-        order.then_with(|| a.name.cmp(&b.name))
+        order.then(by_name)
     }
-}
-
-fn busyness(tube: &TubeStats) -> [u64; 3] {
-    let total = |Rates { puts: Rate(puts), deletes: Rate(deletes) }| puts.saturating_add(deletes);
-    [tube.rates.map_or(0, total), tube.ready + tube.reserved, tube.delayed + tube.buried]
 }
 
 impl Ranking {

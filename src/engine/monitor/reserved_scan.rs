@@ -6,9 +6,7 @@
 
 use super::http_conn::View;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, TubeKey};
-use crate::engine::queue::Queue;
-use crate::engine::queue::job::State;
+use crate::engine::keys::TubeKey;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -45,8 +43,8 @@ impl ReservedScan {
             }
             budget -= 1;
             let mut start = 0;
-            if let Some(client) = view.conns.client(self.conn) {
-                let reserved = &client.held;
+            if let Some(conn) = view.conns.conn(self.conn) {
+                let reserved = &conn.client.held;
                 let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
                 start = left - left.min(budget);
                 budget -= left - start;
@@ -74,16 +72,8 @@ impl ReservedScan {
         }
     }
 
-    /// Returns the jobs that are still reserved, in the order of their deadlines.
-    pub fn jobs<'q>(
-        &'q self,
-        queue: &'q Queue,
-        tube: TubeKey,
-    ) -> impl Iterator<Item = JobKey> + 'q {
-        let jobs = self.soonest.iter().filter_map(|&(_, id)| queue.find(id));
-        jobs.filter(move |&key| {
-            let job = &queue.jobs[key];
-            job.tube == tube && matches!(job.state, State::Reserved { .. })
-        })
+    /// Returns the ids of the jobs, in the order of their deadlines.
+    pub fn ids(&self) -> impl Iterator<Item = u64> + '_ {
+        self.soonest.iter().map(|&(_, id)| id)
     }
 }

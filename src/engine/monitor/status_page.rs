@@ -1,19 +1,19 @@
-//! The status page of the server: totals, the last ten minutes, and a table of tubes; as HTML, as
-//! columns of text, and as JSON.
+//! The status page of the server: what needs attention, totals, the last ten minutes, and a table of tubes;
+//! as HTML, as columns of text, and as JSON.
 //!
-//! All tubes are scanned, and the first 100 in the chosen order are shown. The HTML page has at most 30,000
+//! All tubes are scanned, and the first 100 in the chosen order are shown. The HTML page has at most 50,000
 //! bytes for any number of tubes and any length of their names.
 
-use super::html::{self, Escaped, percent_encoded};
+use super::html::{self, Escaped, percent_encoded, write_tube_link};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
-use super::measurements::SAMPLES;
+use super::problems::Problems;
 use super::ranking::{BY_NAME, Ranking, TubeQuery};
 use super::table::{self, Column, JsonNumber, Readable, Value, push};
 use super::tube_scan::{self, TubeScan, TubeStats};
-use crate::engine::limits::Limits;
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::text::JsonText;
+use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
 /// A status page that is being made.
@@ -21,9 +21,8 @@ use std::collections::TryReserveError;
 pub struct StatusPage {
     media_type: MediaType,
     query: TubeQuery,
-    /// The columns of the table.
-    columns: Vec<Column<TubeStats>>,
     stage: Stage,
+    problems: Problems,
     ranking: Ranking,
     /// The number of bytes of the earlier slices.
     written: usize,
@@ -35,29 +34,30 @@ enum Stage {
     Tubes(TubeScan),
     /// Writes the totals and what is above them.
     Head,
-    /// Writes a part of the last ten minutes: one of the two plots in HTML, or half of the points in
-    /// JSON.
-    History(usize),
+    /// Writes the last ten minutes.
+    History,
     /// Writes the head of the table before the first row, the rows from this one on, and the end of the
     /// page.
     Rows(usize),
 }
 
-/// The number of values on the first line of text, and on the second one.
-const LINES: [usize; 2] = [7, 6];
+/// The number of totals that are always in view.
+const FIRST_TOTALS: usize = 6;
+/// The number of totals of a body cache, the last ones.
+const CACHE_TOTALS: usize = 7;
 
 /// Returns the values above the table. The last ones are those of a body cache, if there is one.
 fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
     let values: [Column<View<'a>>; 20] = [
         ("ready", "ready", |view| Value::Count(view.queue.totals.ready)),
-        ("urgent", "urgent", |view| Value::Count(view.queue.totals.urgent)),
-        ("reserved", "reserved", |view| Value::Count(view.queue.totals.reserved)),
+        ("reserved", "held", |view| Value::Count(view.queue.totals.reserved)),
         ("delayed", "delayed", |view| Value::Count(view.queue.totals.delayed)),
         ("buried", "buried", |view| Value::Count(view.queue.totals.buried)),
-        ("puts_per_second", "puts/s", |view| Value::Rate(view.latest().map(|rates| rates.puts))),
-        ("deletes_per_second", "deletes/s", |view| {
+        ("puts_per_second", "in/s", |view| Value::Rate(view.latest().map(|rates| rates.puts))),
+        ("deletes_per_second", "out/s", |view| {
             Value::Rate(view.latest().map(|rates| rates.deletes))
         }),
+        ("urgent", "urgent", |view| Value::Count(view.queue.totals.urgent)),
         ("timeouts", "timeouts", |view| Value::Count(view.queue.totals.timeouts)),
         ("tubes", "tubes", |view| Value::Count(view.queue.tubes.len() as u64)),
         ("connections", "connections", |view| Value::Count(view.server.connections as u64)),
@@ -79,24 +79,23 @@ fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
         }),
     ];
     let has_cache = view.queue.body_cache.limit.is_some();
-    let shown = if has_cache { values.len() } else { LINES.iter().sum() };
+    let shown = values.len() - if has_cache { 0 } else { CACHE_TOTALS };
     values.into_iter().take(shown).collect()
 }
 
 /// The maximum length of the HTML page in bytes, so that a phone loads it quickly.
-const HTML_MAX: usize = 30_000;
+const HTML_MAX: usize = 50_000;
 /// The maximum length of the text after the rows in HTML, without the script, in bytes.
 const HTML_END_MAX: usize = 200;
 
 impl StatusPage {
     /// Returns a page with the tubes that the query selects.
     pub fn new(media_type: MediaType, query: &str, view: &View<'_>) -> StatusPage {
-        let columns = tube_scan::columns(false, view);
         StatusPage {
             media_type,
-            query: TubeQuery::parse(query, &columns),
-            columns,
+            query: TubeQuery::parse(query, tube_scan::columns(view)),
             stage: Stage::Tubes(TubeScan::new(&view.queue.tubes)),
+            problems: Problems::default(),
             ranking: Ranking::default(),
             written: 0,
         }
@@ -110,31 +109,33 @@ impl Page for StatusPage {
             Stage::Tubes(scan) => {
                 let query = &self.query;
                 let add = |_, key, stats: TubeStats| {
-                    let tube = &view.queue.tubes[key];
-                    let mut stats = stats.named(&tube.name)?;
-                    stats.rates = view.measurements.tube_rates(key, tube);
-                    self.ranking.add(stats, query)
+                    let name = &view.queue.tubes[key].name;
+                    self.problems.add_tube(&stats, name, view);
+                    match name.contains(&*query.filter) {
+                        true => self.ranking.add(stats.named(name)?, query),
+                        false => Ok(()),
+                    }
                 };
-                if scan.advance(view, |name| name.contains(&*query.filter), add)? {
+                if scan.advance(view, add)? {
+                    self.problems.add_server(view);
                     self.ranking.sort(query);
                     self.stage = Stage::Head;
                 }
             }
             Stage::Head => {
                 self.write_head(view, text);
-                self.stage = Stage::History(0);
+                self.stage = Stage::History;
             }
-            &mut Stage::History(part) => {
+            Stage::History => {
                 match self.media_type {
-                    MediaType::Html => html::write_plot(part, view, text),
+                    MediaType::Html => html::write_plots(view, text),
                     MediaType::Text => {}
-                    MediaType::Json => write_json_history(part, view, text),
+                    MediaType::Json => write_json_history(view, text),
                 }
-                self.stage =
-                    if part + 1 == html::PLOTS { Stage::Rows(0) } else { Stage::History(part + 1) };
+                self.stage = Stage::Rows(0);
             }
             &mut Stage::Rows(next) => {
-                let next = self.write_rows(next, start, &view.queue.limits, text);
+                let next = self.write_rows(next, start, view, text);
                 self.stage = Stage::Rows(next.unwrap_or(0));
                 if next.is_none() {
                     return Ok(true);
@@ -151,23 +152,25 @@ impl StatusPage {
         let overview = overview(view);
         let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
         let is_draining = view.server.is_draining;
+        let (first, others) = overview.split_at(FIRST_TOTALS);
         match self.media_type {
             MediaType::Html => {
                 html::write_head("", view, text);
-                text.push_str("<h1>beanstalkd</h1>\n");
+                push(text, format_args!("<h1 id=verdict>{}</h1>\n", self.problems.verdict()));
+                self.problems.write_html("tube/", text);
                 html::write_identity(view, text);
                 text.push_str("<dl id=totals>\n");
-                table::write_html_list(&overview, view, text);
-                text.push_str("</dl>\n");
+                table::write_html_list(first, view, text);
+                text.push_str("</dl>\n<details><summary>More totals</summary><dl id=others>\n");
+                table::write_html_list(others, view, text);
+                text.push_str("</dl></details>\n");
             }
             MediaType::Text => {
-                text.push_str(&html::identity(view, hostname));
-                text.push_str(if is_draining { ", draining\n" } else { "\n" });
-                let (jobs, others) = overview.split_at(LINES[0]);
-                let (others, cache) = others.split_at(LINES[1]);
-                for line in [jobs, others, cache].into_iter().filter(|line| !line.is_empty()) {
-                    table::write_text_list(line, view, text);
-                }
+                push(text, format_args!("{}\n", self.problems.verdict()));
+                self.problems.write_text(text);
+                push(text, format_args!("\n{}\n", html::identity(view, hostname)));
+                table::write_text_list(first, view, text);
+                table::write_text_list(others, view, text);
                 text.push('\n');
             }
             MediaType::Json => {
@@ -183,12 +186,14 @@ impl StatusPage {
                     ),
                 );
                 table::write_json_members(&overview, view, text);
-                text.push_str("},\n\"history\":[");
+                text.push_str("},\n");
+                self.problems.write_json(text);
+                text.push_str("\"history\":[");
             }
         }
     }
 
-    fn write_html_table_head(&self, text: &mut String) {
+    fn write_html_table_head(&self, columns: &[Column<TubeStats>], text: &mut String) {
         let filter = Escaped(&self.query.filter);
         push(
             text,
@@ -197,14 +202,12 @@ impl StatusPage {
                  placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">"
             ),
         );
-        if let Some(key) = self.query.key() {
-            let minus = if self.query.is_reversed { "-" } else { "" };
-            push(text, format_args!("<input type=hidden name=sort value=\"{minus}{key}\">"));
-        }
+        let (minus, key) = (if self.query.is_reversed { "-" } else { "" }, self.query.key());
+        push(text, format_args!("<input type=hidden name=sort value=\"{minus}{key}\">"));
         text.push_str("<button>Filter</button></form>\n");
         text.push_str("<div class=scroll><table id=tubes><thead><tr>");
         self.write_sort_link(BY_NAME, "tube", text);
-        for (key, title, _) in &self.columns {
+        for (key, title, _) in columns {
             self.write_sort_link(key, title, text);
         }
         text.push_str("<tbody>\n");
@@ -212,7 +215,7 @@ impl StatusPage {
 
     /// Writes the head of a column, with a link that sorts by it or reverses the order.
     fn write_sort_link(&self, key: &str, title: &str, text: &mut String) {
-        let is_current = self.query.key() == Some(key);
+        let is_current = self.query.key() == key;
         // By default names are ascending, and numbers descending.
         let is_ascending = self.query.is_reversed != (key == BY_NAME);
         let sort = match (is_current, is_ascending) {
@@ -234,35 +237,42 @@ impl StatusPage {
         &self,
         next: usize,
         start: usize,
-        limits: &Limits,
+        view: &View<'_>,
         text: &mut String,
     ) -> Option<usize> {
-        let width = self.ranking.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(4);
+        let limits = &view.queue.limits;
+        let columns = tube_scan::columns(view);
+        let in_table = &columns[..tube_scan::IN_TABLE];
+        let width = self.ranking.rows.iter().map(|row| label(row).len()).max().unwrap_or(0).max(4);
         if next == 0 {
             match self.media_type {
-                MediaType::Html => self.write_html_table_head(text),
+                MediaType::Html => self.write_html_table_head(in_table, text),
                 MediaType::Text => {
-                    table::write_text_head(&self.columns, &format!("{:width$}", "tube"), text);
+                    table::write_text_head(in_table, &format!("{:width$}", "tube"), text);
                 }
                 MediaType::Json => text.push_str("],\n\"tubes\":["),
             }
         }
         let mut shown = next;
         for row in self.ranking.rows.iter().skip(next) {
-            let (columns, name, row_start) = (&self.columns, &*row.name, text.len());
+            let row_start = text.len();
             let is_full = row_start - start >= limits.rows_per_page_slice_bytes
                 || shown - next == limits.rows_per_page_slice;
             if is_full && shown > next {
                 return Some(shown);
             }
             match self.media_type {
-                MediaType::Html => write_html_row(columns, row, text),
+                MediaType::Html => write_html_row(in_table, row, text),
                 MediaType::Text => {
-                    table::write_text_row(columns, &format!("{name:width$}"), row, text);
+                    let label = format!("{:width$}", label(row));
+                    table::write_text_row(in_table, &label, row, "", text);
                 }
                 MediaType::Json => {
                     let separator = if shown == 0 { "" } else { "," };
-                    push(text, format_args!("{separator}\n{{\"name\":\"{}\",", JsonText(name)));
+                    push(
+                        text,
+                        format_args!("{separator}\n{{\"name\":\"{}\",", JsonText(&row.name)),
+                    );
                     table::write_json_members(columns, row, text);
                     text.push('}');
                 }
@@ -297,21 +307,37 @@ impl StatusPage {
     }
 }
 
-fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, text: &mut String) {
-    let (name, link) = (Escaped(&row.name), percent_encoded(&row.name));
-    // Browsers remove the parts `.` and `..` from a path, so the pages of these tubes have no link.
-    match &*row.name {
-        "." | ".." => push(text, format_args!("<tr><th scope=row>{name}")),
-        _ => push(text, format_args!("<tr><th scope=row><a href=\"tube/{link}\">{name}</a>")),
+/// Returns the name of a tube, and the rest of its pause.
+fn label(row: &TubeStats) -> String {
+    match row.pause_left {
+        Nanos::ZERO => row.name.clone(),
+        left => format!("{} paused {}", row.name, Readable(Value::Span(left))),
     }
-    table::write_html_cells(columns, row, text);
+}
+
+fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, text: &mut String) {
+    text.push_str("<tr><th scope=row>");
+    write_tube_link("tube/", &row.name, "", Escaped(&row.name), text);
+    if row.pause_left > Nanos::ZERO {
+        let left = Readable(Value::Span(row.pause_left));
+        push(text, format_args!(" <small>paused {left}</small>"));
+    }
+    for column in columns {
+        match column.0 == tube_scan::OLDEST.0 && row.ready > 0 {
+            true => {
+                text.push_str("<td>");
+                let oldest = Readable(Value::Span(row.oldest_wait));
+                write_tube_link("tube/", &row.name, "#oldest", oldest, text);
+            }
+            false => table::write_html_cells(&[*column], row, text),
+        }
+    }
     text.push('\n');
 }
 
-fn write_json_history(part: usize, view: &View<'_>, text: &mut String) {
-    const POINTS: usize = SAMPLES.div_ceil(html::PLOTS);
-    let points = view.measurements.points(view.now).enumerate();
-    for (index, point) in points.skip(part * POINTS).take(POINTS) {
+/// Writes the points of the last ten minutes.
+fn write_json_history(view: &View<'_>, text: &mut String) {
+    for (index, point) in view.measurements.points(view.now).enumerate() {
         text.push_str(if index == 0 { "\n{" } else { ",\n{" });
         table::write_json_members(&html::POINT, &point, text);
         text.push('}');

@@ -20,6 +20,8 @@ pub enum Value {
     Span(Nanos),
     /// `None` until two samples were taken.
     Rate(Option<Rate>),
+    /// The upper bound of a time in seconds, as text; `None` if no time was counted.
+    Bound(Option<&'static str>),
 }
 
 /// A rate, in tenths of an event per second.
@@ -51,6 +53,7 @@ impl Value {
             Value::Id(count) | Value::Count(count) | Value::Bytes(count) => Some(count),
             Value::Span(span) => Some(span.as_nanos()),
             Value::Rate(rate) => rate.map(|Rate(tenths)| tenths),
+            Value::Bound(_) => None,
         }
     }
 }
@@ -62,7 +65,9 @@ impl Display for Readable {
             Value::Count(count) => write_grouped(count, f),
             Value::Bytes(bytes) => write_bytes(bytes, f),
             Value::Span(span) => write_span(span, f),
-            Value::Rate(None) => f.write_str("-"),
+            Value::Rate(None) | Value::Bound(None) => f.write_str("-"),
+            Value::Bound(Some("+Inf")) => f.write_str("longer"),
+            Value::Bound(Some(secs)) => write!(f, "≤ {secs}s"),
             Value::Rate(Some(Rate(0))) => f.write_str("0"),
             Value::Rate(Some(Rate(tenths @ 1..100))) => write_tenths(tenths, f),
             Value::Rate(Some(Rate(tenths))) => write_grouped((tenths + 5) / 10, f),
@@ -77,7 +82,9 @@ impl Display for JsonNumber {
             Value::Span(span) => {
                 write!(f, "{}.{:03}", span.whole_secs(), span.as_nanos() / 1_000_000 % 1_000)
             }
-            Value::Rate(None) => f.write_str("null"),
+            // JSON has no infinity.
+            Value::Rate(None) | Value::Bound(None | Some("+Inf")) => f.write_str("null"),
+            Value::Bound(Some(secs)) => f.write_str(secs),
             Value::Rate(Some(Rate(tenths))) => write_tenths(tenths, f),
         }
     }
@@ -158,15 +165,22 @@ pub fn write_text_head<R>(columns: &[Column<R>], first: &str, text: &mut String)
     text.push('\n');
 }
 
-/// Writes the line of a row, after `first` with its name.
-pub fn write_text_row<R>(columns: &[Column<R>], first: &str, row: &R, text: &mut String) {
+/// Writes the line of a row, after `first` with its name and before `last`.
+pub fn write_text_row<R>(
+    columns: &[Column<R>],
+    first: &str,
+    row: &R,
+    last: &str,
+    text: &mut String,
+) {
     text.push_str(first);
     for (_, title, value) in columns {
         // Most values fit into 8 characters. Padding needs the whole text of the value.
         let (width, value) = (title.len().max(8), Readable(value(row)).to_string());
         push(text, format_args!(" {value:>width$}"));
     }
-    text.push('\n');
+    let separator = if last.is_empty() { "" } else { " " };
+    push(text, format_args!("{separator}{last}\n"));
 }
 
 /// Writes values with their names on one line.
@@ -210,6 +224,9 @@ mod tests {
             (Value::Span(Nanos::from_secs(7_500)), "2h 5m", "7500.000"),
             (Value::Span(Nanos::from_secs(90_000)), "1d 1h", "90000.000"),
             (Value::Rate(None), "-", "null"),
+            (Value::Bound(None), "-", "null"),
+            (Value::Bound(Some("0.1")), "≤ 0.1s", "0.1"),
+            (Value::Bound(Some("+Inf")), "longer", "null"),
             (rate(0, 5), "0", "0.0"),
             (rate(2, 5), "0.4", "0.4"),
             (rate(1, 3), "0.3", "0.3"),

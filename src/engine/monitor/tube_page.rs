@@ -1,19 +1,22 @@
-//! The page of one tube: its values, and the first jobs in each state; as HTML, as columns of text,
-//! and as JSON. It never shows the bodies of jobs.
+//! The page of one tube: its problems, its values, how reservations end, and its first jobs; as HTML, as
+//! columns of text, and as JSON. It never shows the bodies of jobs.
 //!
-//! A tube that is removed between two slices is shown as it was before.
+//! A tube that is removed between two slices is shown as it was before, without its jobs.
 
 use super::html::{self, Escaped};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
+use super::problems::Problems;
 use super::reserved_scan::ReservedScan;
 use super::table::{self, Column, Value, push};
 use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
+use crate::engine::conn::Conn;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
-use crate::engine::queue::Queue;
-use crate::engine::queue::job::Job;
+use crate::engine::protocol::stats;
+use crate::engine::queue::job::{Holder, Job, State};
+use crate::engine::queue::outcomes::{End, Outcomes};
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -25,26 +28,45 @@ pub struct TubePage {
     name: String,
     stage: Stage,
     values: TubeStats,
+    problems: Problems,
 }
 
 #[derive(Debug)]
 enum Stage {
     /// Scans ready jobs and waiters for their counts.
     Scan(Option<Box<Cursor>>),
-    /// Finds reserved jobs, and then writes the whole page.
-    Jobs(ReservedScan),
+    /// Finds reserved jobs.
+    Reserved(ReservedScan),
+    /// Writes what is above the jobs, the jobs with these ids from an index on, and the end.
+    Jobs { ids: Vec<u64>, next: usize },
 }
 
 /// A job that the page shows.
 struct ShownJob<'q> {
     job: &'q Job,
-    queue: &'q Queue,
-    now: Nanos,
+    view: &'q View<'q>,
 }
 
 impl ShownJob<'_> {
     fn counts(&self) -> Counts {
-        self.queue.counts(self.job)
+        self.view.queue.counts(self.job)
+    }
+
+    /// Returns the connection that has reserved the job, and the time since then.
+    fn holder(&self) -> Option<(&Conn, Nanos)> {
+        let State::Reserved(Holder { by, index }) = self.job.state else { return None };
+        let conn = self.view.conns.conn(by.number() as usize)?;
+        Some((conn, self.view.now.since(conn.client.held.at(index).reserved_at)))
+    }
+
+    /// Returns why the job is buried.
+    fn why(&self) -> Option<String> {
+        let State::Buried(_) = self.job.state else { return None };
+        let is_limit = |limit: std::num::NonZeroU16| self.job.returns >= limit.get();
+        Some(match self.view.queue.bury_after.is_some_and(is_limit) {
+            true => format!("came back {} times", self.job.returns),
+            false => "worker".to_owned(),
+        })
     }
 }
 
@@ -52,10 +74,12 @@ fn job_columns<'q>() -> [Column<ShownJob<'q>>; 12] {
     [
         ("id", "id", |it| Value::Id(it.job.id)),
         ("pri", "pri", |it| Value::Id(it.job.pri.into())),
-        ("age_seconds", "age", |it| Value::Span(it.now.since(it.job.created_at))),
+        ("age_seconds", "age", |it| Value::Span(it.view.now.since(it.job.created_at))),
         ("delay_seconds", "delay", |it| Value::Span(Nanos::from_secs(it.job.delay_secs))),
         ("ttr_seconds", "ttr", |it| Value::Span(Nanos::from_secs(it.job.ttr_secs))),
-        ("time_left_seconds", "time left", |it| Value::Span(it.queue.time_left(it.job, it.now))),
+        ("time_left_seconds", "time left", |it| {
+            Value::Span(it.view.queue.time_left(it.job, it.view.now))
+        }),
         ("bytes", "bytes", |it| Value::Count(it.job.body.content_len().into())),
         ("reserves", "reserves", |it| Value::Count(it.counts().reserves.into())),
         ("timeouts", "timeouts", |it| Value::Count(it.counts().timeouts.into())),
@@ -65,12 +89,23 @@ fn job_columns<'q>() -> [Column<ShownJob<'q>>; 12] {
     ]
 }
 
-/// The number of jobs of each state that are shown, so that the page is made in one slice.
-const JOBS_PER_STATE: usize = 10;
-/// The number of states of jobs.
-const STATES: usize = 4;
-/// The number of values on the first line of text.
-const FIRST_LINE: usize = 8;
+/// How the reservations have ended, and the times up to which half and 95% of the jobs waited and ran.
+const OUTCOMES: [Column<Outcomes>; 9] = [
+    ("ended_delete", "ended: deleted", |it| Value::Count(it.ended[End::Delete as usize])),
+    ("ended_release", "released", |it| Value::Count(it.ended[End::Release as usize])),
+    ("ended_bury", "buried", |it| Value::Count(it.ended[End::Bury as usize])),
+    ("ended_timeout", "timed out", |it| Value::Count(it.ended[End::Timeout as usize])),
+    ("ended_disconnect", "disconnected", |it| Value::Count(it.ended[End::Disconnect as usize])),
+    ("wait_50_seconds", "50% waited", |it| Value::Bound(it.waits.percentile(50))),
+    ("wait_95_seconds", "95% waited", |it| Value::Bound(it.waits.percentile(95))),
+    ("run_50_seconds", "50% ran", |it| Value::Bound(it.runs.percentile(50))),
+    ("run_95_seconds", "95% ran", |it| Value::Bound(it.runs.percentile(95))),
+];
+
+/// At most this many buried and this many reserved jobs are shown.
+const MOST: usize = 100;
+/// The number of ready and of delayed jobs that are shown.
+const FEW: usize = 10;
 
 impl TubePage {
     /// Returns the page of the tube with this name.
@@ -80,125 +115,188 @@ impl TubePage {
             name: name.to_owned(),
             stage: Stage::Scan(None),
             values: TubeStats::default(),
+            problems: Problems::default(),
         }
     }
 }
 
 impl Page for TubePage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
-        let Some(tube) = view.queue.tubes.find(&self.name) else {
-            self.write(&[], view, text);
-            return Ok(true);
-        };
-        match &mut self.stage {
-            Stage::Scan(cursor) => {
+        let tube = view.queue.tubes.find(&self.name);
+        match (&mut self.stage, tube) {
+            (Stage::Scan(cursor), Some(tube)) => {
                 let current = cursor.take().filter(|cursor| cursor.tube == tube);
                 let mut current = current.unwrap_or_else(|| Box::new(Cursor::at(tube, view)));
                 if current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
                     self.values = current.stats;
-                    self.values.rates = view.measurements.tube_rates(tube, &view.queue.tubes[tube]);
-                    self.stage = Stage::Jobs(ReservedScan::default());
+                    self.problems.add_tube(&self.values, &self.name, view);
+                    self.stage = Stage::Reserved(ReservedScan::default());
                 } else {
                     *cursor = Some(current);
                 }
                 Ok(false)
             }
-            Stage::Jobs(scan) => {
-                let is_done = scan.advance(view, tube, JOBS_PER_STATE)?;
-                if is_done {
-                    let jobs = first_jobs(scan, tube, view)?;
-                    self.write(&jobs, view, text);
+            (Stage::Reserved(scan), Some(tube)) => {
+                if scan.advance(view, tube, MOST)? {
+                    let ids = first_jobs(self.values.oldest_ready, scan, tube, view)?;
+                    self.stage = Stage::Jobs { ids, next: 0 };
                 }
-                Ok(is_done)
+                Ok(false)
             }
+            (Stage::Scan(_) | Stage::Reserved(_), None) => {
+                self.stage = Stage::Jobs { ids: Vec::new(), next: 0 };
+                Ok(false)
+            }
+            (Stage::Jobs { .. }, _) => Ok(self.write_jobs(view, tube, text)),
         }
     }
 }
 
-/// Returns the first jobs of each state.
-fn first_jobs<'q>(
+/// Returns the ids of the first jobs of each state, after the oldest ready one.
+fn first_jobs(
+    oldest: u64,
     reserved: &ReservedScan,
     key: TubeKey,
-    view: &View<'q>,
-) -> Result<Vec<ShownJob<'q>>, TryReserveError> {
-    let (queue, now) = (view.queue, view.now);
-    let tube = &queue.tubes[key];
-    let mut jobs = Vec::new();
-    headroom::leave(Headroom::ThreeQuarters, || jobs.try_reserve_exact(STATES * JOBS_PER_STATE))?;
-    let ready = tube.ready.first_keys(JOBS_PER_STATE, &queue.jobs).map(JobKey::from_number);
-    let delayed = tube.postponed.iter(&queue.jobs);
-    let delayed = delayed.chain(tube.delayed.first_keys(JOBS_PER_STATE, &queue.jobs));
-    let delayed = delayed.take(JOBS_PER_STATE);
-    let buried = tube.buried.iter(&queue.jobs).take(JOBS_PER_STATE);
-    let others = delayed.chain(buried).map(JobKey::from_number);
-    let keys = ready.chain(reserved.jobs(queue, key)).chain(others);
-    jobs.extend(keys.map(|key| ShownJob { job: &queue.jobs[key], queue, now }));
-    Ok(jobs)
+    view: &View<'_>,
+) -> Result<Vec<u64>, TryReserveError> {
+    let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
+    let mut ids = Vec::new();
+    headroom::leave(Headroom::ThreeQuarters, || ids.try_reserve_exact(1 + 2 * MOST + 2 * FEW))?;
+    let id_of = |key| jobs[JobKey::from_number(key)].id;
+    let delayed = tube.postponed.iter(jobs).chain(tube.delayed.first_keys(FEW, jobs)).take(FEW);
+    // 0 is the id of no job.
+    ids.push(oldest);
+    ids.extend(tube.buried.iter(jobs).take(MOST).map(id_of));
+    ids.extend(reserved.ids());
+    ids.extend(tube.ready.first_keys(FEW, jobs).chain(delayed).map(id_of));
+    Ok(ids)
 }
 
 impl TubePage {
-    fn write(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
+    /// Writes the next jobs, those above them before the first, and the end after the last. Returns whether the page
+    /// is complete.
+    fn write_jobs(&mut self, view: &View<'_>, tube: Option<TubeKey>, text: &mut String) -> bool {
+        let Stage::Jobs { ids, next } = &self.stage else { return true };
+        let (first, end) = (*next, ids.len().min(next + view.queue.limits.rows_per_page_slice));
+        if first == 0 {
+            match self.media_type {
+                MediaType::Html => self.write_html_head(view, text),
+                MediaType::Text => self.write_text_head(view, text),
+                MediaType::Json => self.write_json_head(view, text),
+            }
+        }
+        for (index, id) in (first..end).zip(&ids[first..end]) {
+            let Some(key) = view.queue.find(*id) else { continue };
+            let job = ShownJob { job: &view.queue.jobs[key], view };
+            if Some(job.job.tube) == tube {
+                self.write_job(index, &job, text);
+            }
+        }
+        let is_done = end == ids.len();
+        if is_done {
+            match self.media_type {
+                MediaType::Html => {
+                    let none = if ids.len() < 2 { "There are no jobs." } else { "" };
+                    push(text, format_args!("</table></div>\n<p id=none>{none}</p>\n"));
+                    html::write_end(text);
+                }
+                MediaType::Text => {}
+                MediaType::Json => text.push_str("\n]}\n"),
+            }
+        }
+        if let Stage::Jobs { next, .. } = &mut self.stage {
+            *next = end;
+        }
+        is_done
+    }
+
+    /// Writes a job. The first one is the oldest ready one.
+    fn write_job(&self, index: usize, job: &ShownJob<'_>, text: &mut String) {
+        let state = job.job.state.shown().name();
+        let label = if index == 0 { "oldest" } else { state };
+        let (holder, why) = (job.holder(), job.why());
+        let held = |since| table::Readable(Value::Span(since));
+        let note = why.clone().or_else(|| {
+            let (conn, since) = holder?;
+            Some(format!("{} for {}", stats::address(conn), held(since)))
+        });
+        let note = note.unwrap_or_default();
         match self.media_type {
-            MediaType::Html => self.write_html(jobs, view, text),
-            MediaType::Text => self.write_text(jobs, view, text),
-            MediaType::Json => self.write_json(jobs, view, text),
+            MediaType::Html => {
+                let id = if index == 0 { " id=oldest" } else { "" };
+                push(text, format_args!("<tr{id}><th scope=row>{label}<td>{note}"));
+                table::write_html_cells(&job_columns(), job, text);
+                text.push('\n');
+            }
+            MediaType::Text => {
+                table::write_text_row(&job_columns(), &format!("{label:8}"), job, &note, text);
+            }
+            // JSON has its id among the values.
+            MediaType::Json if index == 0 => {}
+            MediaType::Json => {
+                let separator = if text.ends_with('[') { "\n" } else { ",\n" };
+                push(text, format_args!("{separator}{{\"state\":\"{state}\","));
+                table::write_json_members(&job_columns(), job, text);
+                if let Some(why) = why {
+                    push(text, format_args!(",\"why\":\"{why}\""));
+                }
+                if let Some((conn, since)) = holder {
+                    let (client, address) = (conn.id(), stats::address(conn));
+                    let since = table::JsonNumber(Value::Span(since));
+                    push(
+                        text,
+                        format_args!(
+                            ",\"client\":{client},\"address\":\"{address}\",\"held_seconds\":{since}"
+                        ),
+                    );
+                }
+                text.push('}');
+            }
         }
     }
 
-    fn write_html(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
+    fn write_html_head(&self, view: &View<'_>, text: &mut String) {
         html::write_head(&self.name, view, text);
         let name = Escaped(&self.name);
         push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
+        self.problems.write_html("", text);
         html::write_identity(view, text);
         text.push_str("<dl id=tube>\n");
-        table::write_html_list(&tube_scan::columns(true, view), &self.values, text);
+        table::write_html_list(tube_scan::columns(view), &self.values, text);
+        text.push_str("</dl>\n<dl id=outcomes>\n");
+        table::write_html_list(&OUTCOMES, &self.values.outcomes, text);
         push(
             text,
             format_args!(
-                "</dl>\n<h2>The first {JOBS_PER_STATE} jobs in each state</h2>\n\
-                 <div class=scroll><table id=jobs><thead><tr><th scope=col>state"
+                "</dl>\n<h2>The oldest job, the first {MOST} buried and held, the first {FEW} ready and \
+                 delayed</h2>\n<div class=scroll><table id=jobs><thead><tr><th scope=col>state<th scope=col>why, or \
+                 holder"
             ),
         );
         for (_, title, _) in job_columns() {
             push(text, format_args!("<th scope=col>{title}"));
         }
         text.push_str("<tbody>\n");
-        for job in jobs {
-            push(text, format_args!("<tr><th scope=row>{}", job.job.state.shown().name()));
-            table::write_html_cells(&job_columns(), job, text);
-            text.push('\n');
-        }
-        let none = if jobs.is_empty() { "There are no jobs." } else { "" };
-        push(text, format_args!("</table></div>\n<p id=none>{none}</p>\n"));
-        html::write_end(text);
     }
 
-    fn write_text(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
+    fn write_text_head(&self, view: &View<'_>, text: &mut String) {
         push(text, format_args!("tube {}\n", self.name));
-        let columns = tube_scan::columns(true, view);
-        let (first, others) = columns.split_at(FIRST_LINE);
+        self.problems.write_text(text);
+        let (first, others) = tube_scan::columns(view).split_at(tube_scan::IN_TABLE);
         table::write_text_list(first, &self.values, text);
         table::write_text_list(others, &self.values, text);
+        table::write_text_list(&OUTCOMES, &self.values.outcomes, text);
         text.push('\n');
         // The longest state has 8 characters.
         table::write_text_head(&job_columns(), "state   ", text);
-        for job in jobs {
-            let state = format!("{:8}", job.job.state.shown().name());
-            table::write_text_row(&job_columns(), &state, job, text);
-        }
     }
 
-    fn write_json(&self, jobs: &[ShownJob<'_>], view: &View<'_>, text: &mut String) {
+    fn write_json_head(&self, view: &View<'_>, text: &mut String) {
         push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        table::write_json_members(&tube_scan::columns(true, view), &self.values, text);
+        self.problems.write_json(text);
+        table::write_json_members(tube_scan::columns(view), &self.values, text);
+        text.push_str(",\n");
+        table::write_json_members(&OUTCOMES, &self.values.outcomes, text);
         text.push_str(",\n\"jobs\":[");
-        for (index, job) in jobs.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "," };
-            let state = job.job.state.shown().name();
-            push(text, format_args!("{separator}\n{{\"state\":\"{state}\","));
-            table::write_json_members(&job_columns(), job, text);
-            text.push('}');
-        }
-        text.push_str("]}\n");
     }
 }

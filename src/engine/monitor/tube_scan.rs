@@ -5,10 +5,11 @@
 //! number of tubes and jobs. Tubes are added and removed between two slices.
 
 use super::http_conn::View;
-use super::measurements::Rates;
+use super::measurements::Recent;
 use super::table::{Column, Value};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::{Tube, Tubes};
 use crate::engine::time::Nanos;
@@ -37,42 +38,53 @@ pub struct TubeStats {
     pub pause: Nanos,
     pub pause_left: Nanos,
     pub oldest_ready_age: Nanos,
-    /// `None` until the tube was sampled twice.
-    pub rates: Option<Rates>,
+    /// The time since the put of the oldest ready job, without its delay.
+    pub oldest_wait: Nanos,
+    /// The id of that job; 0 without one.
+    pub oldest_ready: u64,
+    /// The id of the job that was buried first.
+    pub first_buried: Option<u64>,
+    pub recent: Recent,
     pub outcomes: Outcomes,
 }
 
-/// The columns of the status page to the right of the name.
-const COLUMNS: [Column<TubeStats>; 16] = [
+/// The columns of tubes: first those of the table of all tubes.
+static COLUMNS: [Column<TubeStats>; 20] = [
     ("ready", "ready", |tube| Value::Count(tube.ready)),
-    ("urgent", "urgent", |tube| Value::Count(tube.urgent)),
-    ("reserved", "reserved", |tube| Value::Count(tube.reserved)),
+    ("reserved", "held", |tube| Value::Count(tube.reserved)),
     ("delayed", "delayed", |tube| Value::Count(tube.delayed)),
     ("buried", "buried", |tube| Value::Count(tube.buried)),
-    ("waiting", "waiting", |tube| Value::Count(tube.waiting)),
-    ("watching", "watching", |tube| Value::Count(tube.watching)),
+    OLDEST,
+    ("watching", "workers", |tube| Value::Count(tube.watching)),
+    ("puts_per_second", "in/s", |tube| Value::Rate(tube.recent.rates.map(|rates| rates.puts))),
+    ("deletes_per_second", "out/s", |tube| {
+        Value::Rate(tube.recent.rates.map(|rates| rates.deletes))
+    }),
+    ("recent_failures", "failed", |tube| Value::Count(tube.recent.failed)),
+    ("recent_ends", "ended", |tube| Value::Count(tube.recent.ended)),
+    ("urgent", "urgent", |tube| Value::Count(tube.urgent)),
+    ("waiting", "idle workers", |tube| Value::Count(tube.waiting)),
     ("using", "using", |tube| Value::Count(tube.using)),
     ("pause_left_seconds", "paused", |tube| Value::Span(tube.pause_left)),
-    ("oldest_ready_seconds", "oldest ready", |tube| Value::Span(tube.oldest_ready_age)),
-    ("puts_per_second", "puts/s", |tube| Value::Rate(tube.rates.map(|rates| rates.puts))),
-    ("deletes_per_second", "deletes/s", |tube| Value::Rate(tube.rates.map(|rates| rates.deletes))),
+    ("oldest_ready_seconds", "oldest age", |tube| Value::Span(tube.oldest_ready_age)),
+    ("oldest_ready_id", "oldest job", |tube| Value::Id(tube.oldest_ready)),
     ("puts", "puts", |tube| Value::Count(tube.total_jobs)),
     ("deletes", "deletes", |tube| Value::Count(tube.deletes)),
     ("pauses", "pauses", |tube| Value::Count(tube.pauses)),
     ("cold", "cold", |tube| Value::Count(tube.cold)),
 ];
 
-/// The columns that are only on the page of the tube.
-const ON_TUBE_PAGE: [&str; 5] = ["watching", "using", "puts", "deletes", "pauses"];
+/// The time since the put of the oldest ready job, without its delay.
+pub const OLDEST: Column<TubeStats> =
+    ("oldest_wait_seconds", "oldest", |tube| Value::Span(tube.oldest_wait));
 
-/// Returns the columns of a tube: those of its own page, or those of the table of all tubes. Without a body
-/// cache no job is cold.
-pub fn columns(is_tube_page: bool, view: &View<'_>) -> Vec<Column<TubeStats>> {
+/// The number of columns in the table of all tubes.
+pub const IN_TABLE: usize = 9;
+
+/// Returns the columns of a tube. Without a body cache no job is cold.
+pub fn columns(view: &View<'_>) -> &'static [Column<TubeStats>] {
     let has_cache = view.queue.body_cache.limit.is_some();
-    let is_shown = |&(key, _, _): &Column<TubeStats>| {
-        (is_tube_page || !ON_TUBE_PAGE.contains(&key)) && (has_cache || key != "cold")
-    };
-    COLUMNS.into_iter().filter(is_shown).collect()
+    &COLUMNS[..COLUMNS.len() - usize::from(!has_cache)]
 }
 
 /// Sorts tubes. Sorting is compiled once for all orders.
@@ -121,11 +133,10 @@ impl TubeScan {
     }
 
     /// Scans tubes until the budget of a slice is used up, and calls `found` with the index, the key and
-    /// the values of each tube whose name `is_wanted`. Returns whether all tubes were scanned.
+    /// the values of each tube. Returns whether all tubes were scanned.
     pub fn advance(
         &mut self,
         view: &View<'_>,
-        is_wanted: impl Fn(&str) -> bool,
         mut found: impl FnMut(usize, TubeKey, TubeStats) -> Result<(), TryReserveError>,
     ) -> Result<bool, TryReserveError> {
         let tubes = &view.queue.tubes;
@@ -139,10 +150,6 @@ impl TubeScan {
                 Some(cursor) => *cursor,
                 None => {
                     budget = budget.saturating_sub(TUBE_COST);
-                    if !is_wanted(&tubes[key].name) {
-                        self.left = index;
-                        continue;
-                    }
                     Cursor::at(key, view)
                 }
             };
@@ -163,7 +170,15 @@ impl Cursor {
         let tube = &view.queue.tubes[key];
         Cursor {
             tube: key,
-            stats: TubeStats::of(tube, view.now),
+            stats: TubeStats {
+                recent: view.measurements.recent(key, tube),
+                first_buried: tube
+                    .buried
+                    .iter(&view.queue.jobs)
+                    .next()
+                    .map(|first| view.queue.jobs[JobKey::from_number(first)].id),
+                ..TubeStats::of(tube, view.now)
+            },
             ready_left: tube.ready.heap().len(),
             waiters_left: tube.waiters.len(),
         }
@@ -177,11 +192,15 @@ impl Cursor {
         let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
-        let created_at = |key| view.queue.jobs[key].created_at;
         let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
-        if let Some(oldest) = scanned.map(created_at).min() {
-            let age = view.now.since(oldest);
-            self.stats.oldest_ready_age = self.stats.oldest_ready_age.max(age);
+        let oldest = scanned.map(|key| &view.queue.jobs[key]).min_by_key(|job| job.created_at);
+        if let Some(&Job { id, created_at, delay_secs, .. }) = oldest {
+            let age = view.now.since(created_at);
+            let stats = &mut self.stats;
+            if age >= stats.oldest_ready_age {
+                (stats.oldest_ready, stats.oldest_ready_age) = (id, age);
+                stats.oldest_wait = view.now.since(created_at + Nanos::from_secs(delay_secs));
+            }
         }
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));

@@ -33,6 +33,10 @@ pub struct ProcessInfo {
     pub platform: String,
     /// The start time of the server.
     pub started_at: Nanos,
+    /// The argument of `-s` with which `beanstalkctl` finds the server; `None` if it needs none.
+    pub tool_server: Option<String>,
+    /// The limit of connections, if there is one.
+    pub max_connections: Option<usize>,
     /// Returns the processor time of the process.
     pub processor_time: fn() -> ProcessorTime,
     /// Returns the resident memory of the process in bytes, if the system reports it.
@@ -169,22 +173,24 @@ pub fn push_client_line(
     let (id, activity, age) = (c.id(), c.activity().name(), now.since(c.opened_at).whole_secs());
     let (reserved, watching) = (c.client.held.len(), c.client.watching.len());
     let using = &queue.tubes[c.client.used].name;
-    write!(text, "- {{id: {id}, address: \"").expect(STRING_WRITE);
-    match c.address {
-        // A client of IPv4 may come through a socket of IPv6.
-        Some(address) => {
-            write!(text, "{}", SocketAddr::new(address.ip().to_canonical(), address.port()))
-        }
-        None => write!(text, "unix"),
-    }
-    .expect(STRING_WRITE);
     writeln!(
         text,
-        "\", age: {age}, activity: {activity}, reserved: {reserved}, watching: {watching}, \
-         using: \"{using}\"}}"
+        "- {{id: {id}, address: \"{}\", age: {age}, activity: {activity}, reserved: {reserved}, watching: {watching}, \
+         using: \"{using}\"}}",
+        address(c)
     )
     .expect(STRING_WRITE);
     Ok(())
+}
+
+/// Returns the address of a client as text. A client of IPv4 may come through a socket of IPv6.
+pub fn address(c: &Conn) -> impl Display {
+    fmt::from_fn(|f| match c.address {
+        Some(address) => {
+            write!(f, "{}", SocketAddr::new(address.ip().to_canonical(), address.port()))
+        }
+        None => f.write_str("unix"),
+    })
 }
 
 /// The maximum length of such a line, in bytes.

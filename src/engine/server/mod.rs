@@ -103,8 +103,8 @@ pub trait Observed {
     fn store(&self) -> &Store;
     /// Returns the activities of the connections whose keys have these numbers.
     fn activities(&self, numbers: Range<usize>) -> Vec<Activity>;
-    /// Returns the part of this connection that the rules use, if there is a connection of this number.
-    fn client(&self, number: usize) -> Option<&Client>;
+    /// Returns the connection of this number, if there is an open one.
+    fn conn(&self, number: usize) -> Option<&Conn>;
     /// Returns a number that is above those of all keys.
     fn numbers_end(&self) -> usize;
 }
@@ -528,6 +528,11 @@ impl<S> Server<S> {
         self.store.queue.clock_offset = clock_offset;
     }
 
+    /// Sets the argument of `-s` with which `beanstalkctl` finds the server.
+    pub fn set_tool_server(&mut self, argument: Option<String>) {
+        self.store.process.tool_server = argument;
+    }
+
     /// Counts for metrics how long jobs wait and run, and how their reservations end.
     pub fn count_outcomes(&mut self) {
         self.store.queue.has_metrics = true;
@@ -729,8 +734,11 @@ impl<S: std::fmt::Debug> Observed for Server<S> {
         slots.map(activity).collect()
     }
 
-    fn client(&self, number: usize) -> Option<&Client> {
-        self.links.get(number).map(Slot::client)
+    fn conn(&self, number: usize) -> Option<&Conn> {
+        match self.links.get(number)? {
+            Slot::Open(link) => Some(&link.conn),
+            Slot::Leaving(_) => None,
+        }
     }
 
     fn numbers_end(&self) -> usize {
