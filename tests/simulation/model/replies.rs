@@ -101,9 +101,10 @@ impl Model {
             let Client { used, watched, opened_at, .. } = &self.clients[&number];
             let age = shown_secs(*opened_at, call.now, || call.seen_in_list(id, "age"));
             let activity = self.activity(number, call);
-            let held = self.jobs.iter().filter(|it| it.reserved_by(number).is_some()).count();
+            let held =
+                self.jobs.iter().filter(|it| it.reserved_by(number).is_some()).count() as u64;
             // Those that a flush has deleted are counted until they are freed.
-            let counted = || call.seen_in_list(id, "reserved") as usize;
+            let counted = || call.seen_in_list(id, "reserved");
             let reserved = if self.flushes.is_empty() { held } else { held.max(counted()) };
             text += &format!(
                 "- {{id: {id}, address: \"10.0.0.7:51514\", age: {age}, activity: {activity}, \
