@@ -639,9 +639,10 @@ impl Model {
     fn make_ready(&mut self, id: u64, now: u64) {
         let job = self.job(id);
         job.state = State::Ready;
-        let tube = Rc::clone(&job.tube);
-        // The others of its tube are known already.
-        if let Some((waiter, first)) = self.next_served(&tube)
+        let (tube, has_limit) = (Rc::clone(&job.tube), job.con.is_some());
+        // The others of its tube are known already. With a slot, a better job of its key may be in another one.
+        if !has_limit
+            && let Some((waiter, first)) = self.next_served(&tube)
             && first == id
         {
             self.serve_waiter(waiter, id, now);

@@ -152,10 +152,11 @@ impl Simulation {
         let now = self.now();
         loop {
             let is_over = self.driver.facts().closing == 0;
-            // A worker that has waited for a batch has no reply yet.
+            // A worker has got a job. One that has waited for a batch has no reply yet.
             let has_more = |client: &ClientNumber| {
                 let is_in_steps = self.driver.is_in_steps(self.sockets[client].client);
-                !self.unknown(*client).is_empty() || is_in_steps && self.model.is_waiting(*client)
+                let has_waited = is_in_steps || !self.unknown(*client).is_empty();
+                has_waited && self.model.is_waiting(*client)
             };
             let is_same = self.driver.facts().jobs() == self.model.jobs_in_states()
                 && !self.model.clients.keys().any(has_more);
