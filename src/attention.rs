@@ -8,9 +8,9 @@ use std::borrow::Cow;
 pub enum Level {
     /// An operator has caused it and knows of it.
     Notice,
-    /// Somebody should act during the day.
+    /// An operator should act during the day.
     Warning,
-    /// Somebody should act now.
+    /// An operator should act now.
     Critical,
 }
 

@@ -280,7 +280,8 @@ fn c_beanstalkd_shows_what_it_can() {
         assert_eq!((done.code, done.err.contains("this server has no list-jobs")), (4, true));
     }
     server.expect(&["workers"], 4, "", "this server has no list-clients");
-    server.expect(&["put", "mail", "x", "--key", "a"], 4, "", "this server has no unique keys");
+    server.expect(&["put", "mail", "x", "--key", "a"], 4, "", "this server has no keys of jobs");
+    server.expect(&["put", "mail", "x", "--con", "a"], 4, "", "this server has no keys of jobs");
     assert_eq!(server.counts("mail"), [0, 0, 0, 3]);
 }
 
@@ -436,6 +437,17 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
         "job 1 has this key already (ready)",
     );
     server.expect(&["put", "mail", "x", "--key", "a b"], 2, "", "a b: not a key");
+    for (id, con) in [("3", "c:2"), ("4", "c:2"), ("5", "c:2"), ("6", "d")] {
+        assert_eq!(server.ok(&["put", "con", "x", "--con", con, "--key", id]), format!("{id}\n"));
+    }
+    let mut worker = server.worker("con");
+    for reserved in ["3", "4", "6"] {
+        worker.expect("reserve-with-timeout 0\r\n", &format!("RESERVED {reserved} 1"));
+    }
+    worker.expect("reserve-with-timeout 0\r\n", "TIMED_OUT");
+    for con in ["c:0", "c:", "c:x", "c:1:2", ":1"] {
+        server.expect(&["put", "con", "x", "--con", con], 2, "", "not a key");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ _beanstalkctl() {
 		return
 		;;
 	-s | --server | --timeout | --after | --limit | --within | --jobs | --connections | --size | --pri | \
-		--delay | --ttr | --key)
+		--delay | --ttr | --key | --con)
 		return
 		;;
 	esac
@@ -43,7 +43,7 @@ _beanstalkctl() {
 	export) flags+=' --take' ;;
 	import) flags+=' --tube' ;;
 	bench) flags+=' --jobs --connections --size' ;;
-	put) flags+=' --pri --delay --ttr --key' ;;
+	put) flags+=' --pri --delay --ttr --key --con' ;;
 	esac
 	if [[ $word == -* ]]; then
 		COMPREPLY=($(compgen -W "$flags" -- "$word"))

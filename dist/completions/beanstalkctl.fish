@@ -7,7 +7,7 @@ function __beanstalkctl_tubes
     if test -n "$at"
         beanstalkctl -s $words[(math $at + 1)] --timeout 1 tubes 2>/dev/null
     else
-        beanstalkctl --timeout 1 tubes 2>/dev/null
+        type -q beanstalkctl; and beanstalkctl --timeout 1 tubes 2>/dev/null
     end
 end
 
@@ -42,3 +42,4 @@ complete -c beanstalkctl -n '__fish_seen_subcommand_from put' -l pri -x -d Prior
 complete -c beanstalkctl -n '__fish_seen_subcommand_from put' -l delay -x -d Delay
 complete -c beanstalkctl -n '__fish_seen_subcommand_from put' -l ttr -x -d 'Time to run'
 complete -c beanstalkctl -n '__fish_seen_subcommand_from put' -l key -x -d 'Key of a unique job'
+complete -c beanstalkctl -n '__fish_seen_subcommand_from put' -l con -x -d 'Key of jobs that do not run at the same time'

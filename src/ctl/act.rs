@@ -201,11 +201,14 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI);
     let delay = args.time("delay")?.unwrap_or(0);
     let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR);
-    let key = args.text("key");
-    if let Some(key) = key.as_deref().filter(|key| !is_key(key)) {
-        return Err(usage_error(&format!(
-            "--key {key}: not a key, such as order-17 or order-17:600"
-        )));
+    let mut tags = String::new();
+    for (option, word, least) in [("key", "idp", 0), ("con", "con", 1)] {
+        let Some(tag) = args.text(option) else { continue };
+        if !is_key(&tag, least) {
+            let example = "not a key, such as order-17 or order-17:600";
+            return Err(usage_error(&format!("--{option} {tag}: {example}")));
+        }
+        tags += &format!(" {word}:{tag}");
     }
     let mut body = Vec::new();
     if let Some(word) = args.words.get(1) {
@@ -218,12 +221,11 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         return Ok(0);
     }
     let mut conn = ctl.connect()?;
-    if key.is_some() && !conn.has_keys()? {
-        return Err(lacks("unique keys"));
+    if !tags.is_empty() && !conn.has_keys()? {
+        return Err(lacks("keys of jobs"));
     }
     conn.use_tube(tube)?;
-    let key = key.map_or(String::new(), |key| format!(" idp:{key}"));
-    let inserted = conn.put(&format!("{pri} {delay} {ttr}"), &key, &body)?;
+    let inserted = conn.put(&format!("{pri} {delay} {ttr}"), &tags, &body)?;
     let mut words = inserted.split(' ').skip(1);
     let id = words.next().unwrap_or_default();
     if let Some(state) = words.next() {
@@ -233,10 +235,11 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Returns whether `text` is a key of a unique job, or a key and its time to live.
-pub fn is_key(text: &str) -> bool {
-    let Some((_, ttl)) = name_prefix_len(text.as_bytes()).map(|len| text.split_at(len)) else {
-        return false;
-    };
-    ttl.is_empty() || ttl.strip_prefix(':').is_some_and(|ttl| ttl.parse::<u32>().is_ok())
+/// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
+pub fn is_key(text: &str, least: u32) -> bool {
+    let number = name_prefix_len(text.as_bytes()).map(|len| &text[len..]);
+    number.is_some_and(|number| match number.strip_prefix(':') {
+        Some(number) => args::number(number).is_some_and(|number: u32| number >= least),
+        None => number.is_empty(),
+    })
 }

@@ -203,7 +203,7 @@ pub fn seconds(text: &str) -> Option<u32> {
 }
 
 /// Returns the number that `text` is: digits, without a sign.
-fn number<N: FromStr>(text: &str) -> Option<N> {
+pub fn number<N: FromStr>(text: &str) -> Option<N> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 

@@ -42,7 +42,7 @@ pub fn line(job: &Fields, tube: &str, body: &[u8], now: u64) -> String {
     json_object(pairs)
 }
 
-/// Parses a line. An error says what is wrong with it.
+/// Parses a line. An error names the member that is not valid.
 pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
     let object = object(line).ok_or("not a JSON object without objects in it")?;
     let text = |key: &str| {
@@ -74,7 +74,7 @@ pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
     if tube.as_ref().is_some_and(|tube| !is_tube_name(tube.as_bytes())) {
         return Err("tube is not a name of a tube".into());
     }
-    if key.as_ref().is_some_and(|key| !is_key(key)) {
+    if key.as_ref().is_some_and(|key| !is_key(key, 0)) {
         return Err("key is not a key".into());
     }
     let (pri, ttr) = (small("pri", DEFAULT_PRI)?, small("ttr", DEFAULT_TTR)?);

@@ -61,7 +61,7 @@ const COMMANDS: [Command; 19] = [
     ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", list::jobs),
     ("job ID [--body]", 1, 1, "one job with its body, or its body only", list::job),
     ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", act::retry),
-    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs, the buried ones unless told otherwise", transfer::move_jobs),
+    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", transfer::move_jobs),
     ("delete ID...", 1, ANY, "delete jobs", act::delete),
     ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", act::flush),
     ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", pause::pause),
@@ -71,7 +71,7 @@ const COMMANDS: [Command; 19] = [
     ("import [--tube T]", 0, 0, "put jobs from lines of JSON", transfer::import),
     ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", list::workers),
     ("bench [--jobs N] [--connections N] [--size S]", 0, 0, "measure latency", bench::bench),
-    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", act::put),
+    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [--con K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", act::put),
     ("tubes", 0, 0, "names of tubes", status::tubes),
 ];
 
@@ -123,7 +123,7 @@ fn print_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()
 
 /// Prints a line on stderr.
 fn complain(message: &str) {
-    // The reader of the output has stopped reading: there is nothing to say.
+    // A failure without a message: the reader of the output has closed it.
     if !message.is_empty() {
         let _ = writeln!(io::stderr(), "beanstalkctl: {message}");
     }

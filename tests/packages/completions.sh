@@ -1,7 +1,7 @@
 #!/bin/sh
 # Asks each shell what it completes:
 #
-#   completions.sh DIRECTORY     where beanstalkd.bash, _beanstalkd and beanstalkd.fish are
+#   completions.sh DIRECTORY     where beanstalkd.bash, _beanstalkd, beanstalkd.fish and those of beanstalkctl are
 #
 # Which flags there are is compared in tests/tidy.rs; here it is whether the shells understand the
 # files, and what they make of arguments.
@@ -19,7 +19,7 @@ export HOME
 offers() {
 	typed=$1
 	shift
-	ask "beanstalkd $typed"
+	ask "$program $typed"
 	printf '%s\n' "$@" | sort | grep . >"$scratch/expected" || true
 	sort -u "$scratch/offered" | grep . >"$scratch/sorted" || true
 	diff "$scratch/expected" "$scratch/sorted" >&2 || fail "$shell: to \`$typed' it offers the above"
@@ -27,6 +27,17 @@ offers() {
 
 # What is asked of each shell: the words typed, and what must be offered.
 conversations() {
+	program=beanstalkctl
+	while IFS='|' read -r typed words <&3; do
+		# shellcheck disable=SC2086
+		offers "$typed" $words
+	done 3<<-'LINES'
+		--ti|--timeout
+		dr|drain
+		jobs mail --state re|ready reserved
+		put mail --ke|--key
+	LINES
+	program=beanstalkd
 	while IFS='|' read -r typed words <&3; do
 		# shellcheck disable=SC2086
 		offers "$typed" $words
@@ -51,6 +62,7 @@ conversations() {
 in_bash() {
 	shell=bash
 	bash -n "$files/beanstalkd.bash"
+	bash -n "$files/beanstalkctl.bash"
 	# The words are broken as bash itself does it at blanks; directories end in a slash on the line.
 	cat >"$scratch/ask.bash" <<-'BASH'
 		source "$1"
@@ -58,14 +70,14 @@ in_bash() {
 		read -r -a COMP_WORDS <<<"$2"
 		[[ $2 != *' ' ]] || COMP_WORDS+=('')
 		COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-		_beanstalkd
+		"_${COMP_WORDS[0]}"
 		for reply in "${COMPREPLY[@]}"; do
 			[ ! -d "$reply" ] || reply=$reply/
 			printf '%s\n' "$reply"
 		done
 	BASH
 	ask() {
-		bash "$scratch/ask.bash" "$files/beanstalkd.bash" "$1" "$breaks" >"$scratch/offered"
+		bash "$scratch/ask.bash" "$files/$program.bash" "$1" "$breaks" >"$scratch/offered"
 	}
 	breaks=
 	conversations
@@ -84,8 +96,9 @@ in_bash() {
 in_fish() {
 	shell=fish
 	fish --no-execute "$files/beanstalkd.fish"
+	fish --no-execute "$files/beanstalkctl.fish"
 	ask() {
-		fish --no-config --command "source $files/beanstalkd.fish; complete -C '$1'" |
+		fish --no-config --command "source $files/$program.fish; complete -C '$1'" |
 			cut -f 1 >"$scratch/offered"
 	}
 	conversations
@@ -99,6 +112,7 @@ in_fish() {
 in_zsh() {
 	shell=zsh
 	zsh -n "$files/_beanstalkd"
+	zsh -n "$files/_beanstalkctl"
 	cat >"$scratch/ask.zsh" <<-'ZSH'
 		zmodload zsh/zpty
 		zpty terminal zsh --no-rcs --interactive

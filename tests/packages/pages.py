@@ -124,7 +124,7 @@ def is_as_shown(shown, output):
 
 
 def wait_for_servers(command):
-    """Until what a command starts in the background listens where the command says."""
+    """Waits until the servers that a command starts in the background listen on its ports."""
     ports = re.findall(r"-p (\d+)|--metrics 127\.0\.0\.1:(\d+)", command)
     ports = [int(port) for pair in ports for port in pair if port]
     sockets = re.findall(r"-l unix:(\S+)", command)
@@ -212,7 +212,7 @@ def main():
                 count += 1
             wait_for_end(shell, title)
     assert count >= 8, f"only {count} blocks were run"
-    print(f"{count} blocks of shell do what the pages say; elsewhere: {', '.join(elsewhere) or 'none'}")
+    print(f"{count} blocks of shell print what the pages have; in other tests: {', '.join(elsewhere) or 'none'}")
 
 
 def wait_for_end(shell, title):
