@@ -21,12 +21,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Directory {
     home: Arc<Home>,
-    /// Files that are open for writing.
-    writing: Vec<(FileNumber, Arc<File>)>,
-    /// The file that is open for reading.
-    reading: Option<(FileNumber, File)>,
-    /// Files with bodies that are read back, the one that was read last at the end.
-    cold: Vec<(FileNumber, Arc<File>)>,
+    /// The open files, the one that was used last at the end.
+    files: Vec<OpenFile>,
     /// The threads that wait for the disk, if bodies are read back.
     threads: Option<Threads>,
     /// Removed files that the loop truncates in steps, and their lengths: freeing the whole space of a file
@@ -40,6 +36,16 @@ pub struct Directory {
     synced: Option<FinishedSync>,
     /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
+}
+
+/// An open file.
+#[derive(Debug)]
+struct OpenFile {
+    number: FileNumber,
+    file: Arc<File>,
+    /// It is open for writing, and stays open until [`Disk::close`]: a sync reports a failed write only to
+    /// descriptors that were open then.
+    is_written: bool,
 }
 
 /// Two threads, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and
@@ -77,10 +83,10 @@ const MAX_REMOVED: usize = 4;
 const MAX_SYNCING: usize = 3;
 
 /// Files with bodies that are read back that can be open at once.
-const MAX_COLD: usize = 32;
+const MAX_READ: usize = 32;
 
 /// More descriptors for the threads: files that are read back, and files that are synced.
-const FDS_OF_THREADS: usize = MAX_COLD + MAX_SYNCING;
+const FDS_OF_THREADS: usize = MAX_READ + MAX_SYNCING;
 
 /// With this many tasks, nothing is read ahead.
 const MAX_QUEUED: usize = 8;
@@ -119,9 +125,7 @@ impl Directory {
     pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
         Ok(Directory {
             home: Arc::new(Home::open(path)?),
-            writing: Vec::new(),
-            reading: None,
-            cold: Vec::new(),
+            files: Vec::new(),
             threads: None,
             unlinked: Vec::new(),
             reserved_fds: Vec::new(),
@@ -150,7 +154,7 @@ impl Directory {
     /// Allocates the space of a part of a file, so that writing there cannot run out of space. If there
     /// is too little, the space of all removed files is freed first.
     fn allocate(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
-        let taken = allocate(self.writable(number)?, from, to);
+        let taken = allocate(self.file(number, true)?, from, to);
         let unfreed = self.threads.as_ref().map_or(self.unlinked.len(), Threads::unfreed);
         if taken.is_ok() || unfreed == 0 {
             return taken;
@@ -158,12 +162,13 @@ impl Directory {
         self.unlinked.clear();
         self.threads.iter().for_each(Threads::free_all);
         self.reserve_fds();
-        allocate(self.writable(number)?, from, to)
+        allocate(self.file(number, true)?, from, to)
     }
 
     fn reserve_fds(&mut self) {
         let is_threaded = self.threads.is_some();
-        let for_threads = if is_threaded { FDS_OF_THREADS - self.cold.len() } else { 0 };
+        let read = self.files.iter().filter(|it| !it.is_written).count();
+        let for_threads = if is_threaded { FDS_OF_THREADS - read } else { 0 };
         while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_threads {
             match self.home.file.try_clone() {
                 Ok(descriptor) => self.reserved_fds.push(descriptor),
@@ -186,59 +191,44 @@ impl Directory {
         Ok(waker)
     }
 
-    /// Returns the file, open for reading back.
-    fn cold(&mut self, number: FileNumber) -> io::Result<&Arc<File>> {
-        let index = match self.cold.iter().rposition(|(open, _)| *open == number) {
+    /// Returns the file, open for reading or, if it `is_written`, for both. It may be a file of C beanstalkd, which
+    /// is read-only.
+    fn file(&mut self, number: FileNumber, is_written: bool) -> io::Result<&Arc<File>> {
+        let is_usable = |it: &OpenFile| it.number == number && (it.is_written || !is_written);
+        let index = match self.files.iter().rposition(is_usable) {
             Some(index) => index,
             None => {
-                self.make_room_for_cold()?;
-                let file = self.open(number, OpenOptions::new().read(true))?;
-                self.cold.push((number, Arc::new(file)));
-                self.cold.len() - 1
+                if !is_written {
+                    self.make_room_for_read()?;
+                }
+                let file = self.open(number, OpenOptions::new().read(true).write(is_written))?;
+                self.files.push(OpenFile { number, file: Arc::new(file), is_written });
+                self.files.len() - 1
             }
         };
-        // Most reads are of the file that was read last.
-        if index + 1 < self.cold.len() {
-            let entry = self.cold.remove(index);
-            self.cold.push(entry);
+        // Mostly it is the file that was used last.
+        if index + 1 < self.files.len() {
+            let used = self.files.remove(index);
+            self.files.push(used);
         }
-        let (_, file) = self.cold.last().expect("it was just added, or found");
-        Ok(file)
+        Ok(&self.files.last().expect("it was just added, or found").file)
     }
 
-    /// Makes sure that one more file can be open for reading back. Reads that wait keep their files open:
-    /// if clients have all other descriptors, those that are reserved for writing are not used.
-    fn make_room_for_cold(&mut self) -> io::Result<()> {
-        if self.cold.len() == MAX_COLD {
-            let is_idle = |(_, file): &(FileNumber, Arc<File>)| Arc::strong_count(file) == 1;
-            self.cold.remove(self.cold.iter().position(is_idle).unwrap_or(0));
+    /// Makes sure that one more file can be open for reading. Reads that wait keep their files open: if
+    /// clients have all other descriptors, those that are reserved for writing are not used.
+    fn make_room_for_read(&mut self) -> io::Result<()> {
+        let most = if self.threads.is_some() { MAX_READ } else { 1 };
+        let read = self.files.iter().enumerate().filter(|(_, it)| !it.is_written);
+        if read.clone().count() == most {
+            let idle = read.clone().find(|(_, it)| Arc::strong_count(&it.file) == 1);
+            let (index, _) = idle.or_else(|| read.clone().next()).expect("there are some");
+            self.files.remove(index);
         }
         self.reserve_fds();
         if self.threads.is_some() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
             return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
         }
         Ok(())
-    }
-
-    /// Returns the file, open for writing.
-    fn writable(&mut self, number: FileNumber) -> io::Result<&File> {
-        let index = match self.writing.iter().position(|(open, _)| *open == number) {
-            Some(index) => index,
-            None => {
-                let file = self.open(number, OpenOptions::new().write(true))?;
-                self.writing.push((number, Arc::new(file)));
-                self.writing.len() - 1
-            }
-        };
-        Ok(&self.writing[index].1)
-    }
-
-    /// Returns the file, open to be synced. It may be a file of C beanstalkd, which is read-only.
-    fn syncable(&mut self, number: FileNumber) -> io::Result<Arc<File>> {
-        match self.writing.iter().find(|(open, _)| *open == number) {
-            Some((_, file)) => Ok(Arc::clone(file)),
-            None => Ok(Arc::new(self.open(number, OpenOptions::new().read(true))?)),
-        }
     }
 }
 
@@ -277,11 +267,7 @@ impl Disk for Directory {
     }
 
     fn read(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.reading.as_ref().is_none_or(|(open, _)| *open != number) {
-            let file = self.open(number, OpenOptions::new().read(true))?;
-            self.reading = Some((number, file));
-        }
-        let (_, file) = self.reading.as_ref().expect("it was just opened");
+        let file = self.file(number, false)?;
         let mut filled = 0;
         while filled < bytes.len() {
             match file.read_at(&mut bytes[filled..], offset + filled as u64) {
@@ -295,7 +281,7 @@ impl Disk for Directory {
     }
 
     fn read_now(&mut self, number: FileNumber, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-        Ok(files::read_cached(self.cold(number)?, offset, bytes))
+        Ok(files::read_cached(self.file(number, false)?, offset, bytes))
     }
 
     fn free_bytes(&self) -> Option<u64> {
@@ -303,7 +289,7 @@ impl Disk for Directory {
     }
 
     fn begin_read(&mut self, read: RecordRead) {
-        let file = self.cold(read.place.file).cloned();
+        let file = self.file(read.place.file, false).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");
         threads.reads.ask(move || read_record(&*file?, read));
     }
@@ -313,7 +299,7 @@ impl Disk for Directory {
     }
 
     fn will_read(&mut self, number: FileNumber, offset: u64, len: u32) {
-        if let Ok(file) = self.cold(number).cloned()
+        if let Ok(file) = self.file(number, false).cloned()
             && let Some(Threads { reads, .. }) = &self.threads
             && reads.waiting() < MAX_QUEUED
         {
@@ -323,9 +309,9 @@ impl Disk for Directory {
 
     fn create(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
+        options.read(true).write(true).create_new(true).mode(0o600);
         let file = self.open(number, &options)?;
-        self.writing.push((number, Arc::new(file)));
+        self.files.push(OpenFile { number, file: Arc::new(file), is_written: true });
         self.allocate(number, 0, size).or_else(|error| {
             self.close(number);
             fs::remove_file(self.path_of(number))?;
@@ -334,26 +320,27 @@ impl Disk for Directory {
     }
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        let old_size = self.writable(number)?.metadata()?.len();
+        let old_size = self.file(number, true)?.metadata()?.len();
         self.allocate(number, old_size, size).or_else(|error| {
-            self.writable(number)?.set_len(old_size)?;
+            self.file(number, true)?.set_len(old_size)?;
             Err(error)
         })
     }
 
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.writable(number)?.write_all_at(bytes, offset)
+        self.file(number, true)?.write_all_at(bytes, offset)
     }
 
     fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
-        if let Some((_, file)) = self.writing.iter().find(|(open, _)| *open == number) {
+        if let Ok(file) = self.file(number, true) {
             files::begin_writing_out(file, offset, len);
         }
     }
 
     fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
         let home = with_names.then(|| Arc::clone(&self.home));
-        let files: Unsynced = files.iter().map(|&number| (number, self.syncable(number))).collect();
+        let open = |&number: &FileNumber| (number, self.file(number, false).cloned());
+        let files: Unsynced = files.iter().map(open).collect();
         match &self.threads {
             Some(Threads { syncs, .. }) if in_background => {
                 syncs.ask(move || FinishedSync::of(home.as_deref(), files));
@@ -376,27 +363,24 @@ impl Disk for Directory {
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
-        let cut = self.writable(number).and_then(|file| file.set_len(size));
+        let cut = self.file(number, true).and_then(|file| file.set_len(size));
         match cut {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 // C beanstalkd creates files that even their owner may not write to.
                 fs::set_permissions(self.path_of(number), Permissions::from_mode(0o600))?;
-                self.writable(number)?.set_len(size)
+                self.file(number, true)?.set_len(size)
             }
             done => done,
         }
     }
 
     fn close(&mut self, number: FileNumber) {
-        self.writing.retain(|(open, _)| *open != number);
-        // The space of a removed file is free once all its descriptors are closed.
-        self.reading.take_if(|(open, _)| *open == number);
+        self.files.retain(|it| it.number != number);
         self.reserve_fds();
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
         self.close(number);
-        self.cold.retain(|(open, _)| *open != number);
         let file = self.open(number, OpenOptions::new().write(true));
         match fs::remove_file(self.path_of(number)) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -435,7 +419,6 @@ impl Disk for Directory {
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
         self.close(number);
-        self.cold.retain(|(open, _)| *open != number);
         let first = format!("binlog.{number}.damaged");
         let others = (2_u32..).map(|copy| format!("{first}.{copy}"));
         // Files that were quarantined before stay.
@@ -615,21 +598,23 @@ mod tests {
             directory.close(number);
         }
         // Each read waits, and keeps its file open.
-        let waiting: Vec<Arc<File>> =
-            numbers.clone().map(|number| Arc::clone(directory.cold(number).unwrap())).collect();
+        let waiting: Vec<Arc<File>> = numbers
+            .clone()
+            .map(|number| Arc::clone(directory.file(number, false).unwrap()))
+            .collect();
         assert_eq!(waiting.len(), 100);
         directory.reserve_fds();
         // No descriptor is left for what is closed from now on.
         let lock = directory.lock.take();
-        let opened = numbers.filter(|&number| directory.cold(number).is_ok()).count();
-        assert!(opened <= MAX_COLD + 1, "{opened} more files were opened");
+        let opened = numbers.filter(|&number| directory.file(number, false).is_ok()).count();
+        assert!(opened <= MAX_READ + 1, "{opened} more files were opened");
         assert!(directory.reserved_fds.len() > RESERVED_FDS, "those for writing were used");
         for number in 1..=4 {
             directory.write(number, 0, b"x").unwrap();
         }
         directory.lock = lock;
         drop(waiting);
-        assert!(directory.cold(50).is_ok());
+        assert!(directory.file(50, false).is_ok());
     }
 
     #[test]
