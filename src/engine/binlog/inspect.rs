@@ -10,10 +10,10 @@
 
 use super::disk::{Disk, FileNumber};
 use super::history::{Event, Flushes, History};
-use super::reader::{Damage, Item, ReadError, Reader, Record};
-use super::record::KeyRecord;
+use super::reader::{Damage, ReadError, Record};
 use super::record::{
-    Content, FILE_HEAD_LEN, Fields, Layout, Mark, RecordState, SHORT_LEN, VERSION_LEN,
+    self, Content, FILE_HEAD_LEN, Fields, KeyRecord, Layout, Mark, RecordState, SHORT_LEN,
+    VERSION_LEN,
 };
 use crate::engine::digest::{Con, Digest};
 use crate::engine::text::CR_LF;
@@ -61,8 +61,8 @@ enum Place {
 struct Job {
     /// The index of the file with its full record, and the offset of that in bytes.
     place: (usize, u64),
-    /// The length of its full record in bytes, with that of its key.
-    len: u64,
+    /// The length of its full record in bytes.
+    len: usize,
     key: Option<KeyRecord>,
     tube: Rc<str>,
     /// The number of flushes before its last record.
@@ -216,7 +216,7 @@ impl Survey {
                 }
             }
             Content::Job(fields) if !tube.is_empty() => {
-                let len = len + key.map_or(0, |_| SHORT_LEN as u64);
+                let len = usize::try_from(len).expect("the record was read into memory");
                 let place = (self.files.len() - 1, offset);
                 let job = Job { place, len, key, tube: Rc::from(tube), since, fields };
                 self.jobs.insert(fields.id, job);
@@ -250,28 +250,25 @@ impl Survey {
         dumped: &mut HashSet<u64>,
         out: &mut dyn Write,
     ) -> Result<(), InspectError> {
-        for (index, file) in self.files.iter().enumerate() {
-            disk.close(file.number);
-            let mut reader = match Reader::open(disk, file.number) {
-                Ok(reader) => reader,
-                Err(error) if error.is_gone() => continue,
-                Err(error) => return Err(InspectError::Read(error)),
+        let mut jobs: Vec<&Job> = self.jobs.values().collect();
+        jobs.sort_unstable_by_key(|job| job.place);
+        self.files.iter().for_each(|file| disk.close(file.number));
+        let mut record = Vec::new();
+        for job in jobs {
+            let ((index, offset), id) = (job.place, job.fields.id);
+            let File { number, layout, .. } = self.files[index];
+            record.resize(job.len, 0);
+            let count = match disk.read(number, offset, &mut record) {
+                Err(error) if error.kind() == ErrorKind::NotFound => 0,
+                read => read.map_err(|error| InspectError::Read(ReadError::io(number, error)))?,
             };
-            loop {
-                match reader.next_item().map_err(InspectError::Read)? {
-                    Item::Record(Record {
-                        offset, content: Content::Job(of_job), body, ..
-                    }) => {
-                        let job = self.jobs.get(&of_job.id);
-                        let job = job.filter(|job| job.place == (index, offset));
-                        if let Some(job) = job.filter(|_| dumped.insert(of_job.id)) {
-                            let body = body.strip_suffix(CR_LF).unwrap_or(body);
-                            write_job(job, body, out).map_err(InspectError::Output)?;
-                        }
-                    }
-                    Item::Record(_) | Item::Damage(_) => {}
-                    Item::End { .. } => break,
-                }
+            // A file that is being removed is truncated.
+            if count == job.len
+                && let Ok(body) = record::body_of(&record, layout, id)
+                && dumped.insert(id)
+            {
+                let body = body.strip_suffix(CR_LF).unwrap_or(body);
+                write_job(job, body, out).map_err(InspectError::Output)?;
             }
         }
         Ok(())
@@ -282,7 +279,7 @@ impl Survey {
         // The jobs of each file and tube, by state.
         let mut counts: Vec<BTreeMap<&str, [u64; 5]>> = vec![BTreeMap::new(); self.files.len()];
         for job in self.jobs.values() {
-            live[job.place.0] += job.len;
+            live[job.place.0] += (job.len + job.key.map_or(0, |_| SHORT_LEN)) as u64;
             let of_tube = counts[job.place.0].entry(&job.tube).or_default();
             of_tube[job.fields.state as usize] += 1;
         }
