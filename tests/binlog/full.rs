@@ -385,7 +385,7 @@ fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
 
 #[test]
 fn a_failed_remove_is_not_retried_at_once() {
-    let (disk, mut server) = start(Options::binlog(8192, Syncing::Never));
+    let (disk, mut server) = start(Options::binlog(16384, Syncing::Never));
     fill_and_drain(&mut server);
     disk.faults().fail_from = Some((disk.counts().changes + 1, ErrorKind::Other));
     // A prepared file is no longer needed.

@@ -20,11 +20,8 @@ pub struct Compaction {
     debt_bytes: u64,
     /// The moment of the next step that is made although no command makes garbage.
     idle_step_at: Nanos,
-    /// In the last step no job could be moved.
-    is_blocked: bool,
-    /// The bytes that all files took when the last step found no space for the jobs of the file;
-    /// otherwise `None`.
-    blocked_disk_bytes: Option<u64>,
+    /// The bytes that all files took when the last step could move no job; otherwise `None`.
+    blocked_at_bytes: Option<u64>,
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
@@ -84,7 +81,6 @@ impl Binlog {
 
     /// Notes that `bytes` of garbage were made.
     pub(super) fn charge(&mut self, bytes: u64) {
-        self.files.count_free(self.sync.begun);
         self.compaction.is_freeing = self.must_free();
         let debt = self.compaction.debt_bytes + MOVE_RATIO * bytes;
         self.set_debt(if self.is_compaction_wanted() { debt } else { 0 });
@@ -97,12 +93,12 @@ impl Binlog {
         }
     }
 
-    /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
+    /// Sets the bytes to be moved now. While no job can be moved, only idle steps try.
     fn set_debt(&mut self, debt: u64) {
         let disk_bytes = self.files.sums.disk_bytes;
-        let has_space = self.compaction.blocked_disk_bytes.is_none_or(|bytes| disk_bytes < bytes);
+        let may_move = self.compaction.blocked_at_bytes.is_none_or(|bytes| disk_bytes < bytes);
         let most = self.policy.limits.move_debt_bytes as u64;
-        self.compaction.debt_bytes = if has_space { debt.min(most) } else { 0 };
+        self.compaction.debt_bytes = if may_move { debt.min(most) } else { 0 };
     }
 
     fn can_move(&self) -> bool {
@@ -121,7 +117,7 @@ impl Binlog {
         self.now = now;
         self.compaction.is_freeing = self.must_free();
         if self.compaction.idle_step_at <= now && self.is_compaction_wanted() {
-            let is_blocked = self.compaction.is_blocked;
+            let is_blocked = self.compaction.blocked_at_bytes.is_some();
             self.compaction.idle_step_at =
                 now + if is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
             let idle_bytes = self.policy.limits.idle_move_bytes as u64;
@@ -132,13 +128,17 @@ impl Binlog {
 
     // ---- Which ----
 
+    /// Returns whether jobs are to be moved now.
+    pub fn must_move(&self) -> bool {
+        self.compaction.debt_bytes > 0
+    }
+
     /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_to_move(&mut self) -> Option<Owner> {
-        if self.compaction.debt_bytes == 0 || !self.can_move() || !self.is_compaction_wanted() {
+        if !self.must_move() || !self.can_move() || !self.is_compaction_wanted() {
             return None;
         }
-        self.files.count_free(self.sync.begun);
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
         // the records of the gap that it leaves.
         let must_fit = self.compaction.is_freeing || self.space.is_full;
@@ -151,9 +151,7 @@ impl Binlog {
         let file = self.choose_file(most_live).filter(|&(_, live_bytes)| {
             !must_fit || self.make_room_for_moves(live_bytes + gap_bytes)
         });
-        let has_space = !must_fit || file.is_some();
-        self.compaction.blocked_disk_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
-        self.compaction.emptied.take_if(|_| !has_space);
+        self.compaction.emptied.take_if(|_| file.is_none());
         let found = file.and_then(|(number, _)| self.reserve_first_of(number));
         self.set_blocked(found.is_none());
         found
@@ -196,7 +194,7 @@ impl Binlog {
 
     /// Notes whether the next job cannot be moved now.
     pub fn set_blocked(&mut self, is_blocked: bool) {
-        self.compaction.is_blocked = is_blocked;
+        self.compaction.blocked_at_bytes = is_blocked.then_some(self.files.sums.disk_bytes);
         if is_blocked {
             self.compaction.debt_bytes = 0;
         }

@@ -44,6 +44,8 @@ pub struct Files {
     /// The index of the current file, or of the one that is being read. At the start, before there is a current
     /// one, it is the number of files.
     pub current: usize,
+    /// The number before that of the first file.
+    pub number_before: FileNumber,
     /// The files that were removed before older ones, and those that soon will be.
     pub gaps: Gaps,
     /// At most this many gaps.
@@ -209,9 +211,9 @@ impl Files {
         self.list.push_back(file);
     }
 
-    /// Returns the number of the newest file, or 0.
+    /// Returns the number of the newest file. There must be no gap between it and the next one.
     pub fn last_number(&self) -> FileNumber {
-        self.list.back().map_or(0, |file| file.number)
+        self.list.back().map_or(self.number_before, |file| file.number)
     }
 
     /// Returns the number of the oldest file, or 0.

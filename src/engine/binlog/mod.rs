@@ -270,9 +270,7 @@ impl Binlog {
             }
         }
         let entry = self.files.remove(job);
-        if is_flushed {
-            self.files.count_free(self.sync.begun);
-        } else {
+        if !is_flushed {
             self.charge(SHORT + entry.live_bytes());
         }
     }
@@ -371,6 +369,8 @@ impl Binlog {
         if self.sync_due().is_some_and(|due| due <= now) {
             self.begin_sync(true);
         }
+        self.status()?;
+        self.files.count_free(self.sync.begun);
         self.removal_step();
         self.remove_excess();
         if self.sync.is_truncating {

@@ -12,8 +12,7 @@ pub struct RefusalLog {
     is_refusal_logged: bool,
     /// The number of times that the server began to refuse puts since it last logged that.
     unlogged: u64,
-    next_refusal_at: Nanos,
-    next_recovery_at: Nanos,
+    next_at: Nanos,
 }
 
 impl RefusalLog {
@@ -30,23 +29,19 @@ impl RefusalLog {
         if !std::mem::replace(&mut self.is_refusing, true) {
             self.unlogged += 1;
         }
-        if self.is_refusal_logged || now < self.next_refusal_at {
+        if self.is_refusal_logged || now < self.next_at {
             return None;
         }
         self.is_refusal_logged = true;
-        self.next_refusal_at = now + RefusalLog::PAUSE;
+        self.next_at = now + RefusalLog::PAUSE;
         Some(std::mem::take(&mut self.unlogged).saturating_sub(1))
     }
 
-    /// Notes a put that is accepted. Returns whether to log that puts are accepted again.
-    pub fn accepted(&mut self, now: Nanos) -> bool {
+    /// Notes a put that is accepted. Returns whether to log that puts are accepted again: once after each
+    /// logged refusal.
+    pub fn accepted(&mut self) -> bool {
         self.is_refusing = false;
-        if !self.is_refusal_logged || now < self.next_recovery_at {
-            return false;
-        }
-        self.is_refusal_logged = false;
-        self.next_recovery_at = now + RefusalLog::PAUSE;
-        true
+        std::mem::take(&mut self.is_refusal_logged)
     }
 }
 
@@ -64,7 +59,7 @@ mod tests {
             if let Some(earlier) = log.refused(now) {
                 lines.push((millis, Some(earlier)));
             }
-            if log.accepted(now) {
+            if log.accepted() {
                 lines.push((millis, None));
             }
         }
@@ -85,12 +80,12 @@ mod tests {
     fn a_refusal_within_the_minute_is_logged_when_the_minute_is_over() {
         let mut log = RefusalLog::default();
         assert_eq!(log.refused(Nanos::ZERO), Some(0));
-        assert!(log.accepted(Nanos::ONE));
+        assert!(log.accepted());
         for secs in 1..60 {
             assert_eq!(log.refused(Nanos::from_secs(secs)), None);
         }
         assert_eq!(log.refused(Nanos::from_secs(60)), Some(0));
         assert_eq!(log.refused(Nanos::from_secs(600)), None);
-        assert!(log.accepted(Nanos::from_secs(700)));
+        assert!(log.accepted());
     }
 }

@@ -35,8 +35,6 @@ pub struct Space {
     pub is_full: bool,
     /// An attempt to take space failed in this iteration.
     pub has_failed_to_grow: bool,
-    /// At least once since the start there was no space for a whole file.
-    was_short: bool,
     /// At the start there was too little space for the deletes of all jobs.
     began_short: bool,
     /// The file for which there was no space last, and the error.
@@ -101,16 +99,17 @@ impl Binlog {
     /// is exceeded, so that deletes work.
     pub(super) fn begin_files(&mut self) -> io::Result<()> {
         self.open_files();
-        let number = self.remove_unused()?;
+        self.remove_unused()?;
         let records = self.files.delete_records();
         let mut may_reopen = true;
         while !self.files.has_current() || self.room() < records {
-            let begun = if self.files.has_current() {
-                self.grow(BLOCK)
-            } else {
-                self.create(number, BLOCK).map(|()| self.begin_file())
+            let is_first = !self.files.has_current();
+            let Err(error) = self.grow(BLOCK) else {
+                if is_first {
+                    self.begin_file();
+                }
+                continue;
             };
-            let Err(error) = begun else { continue };
             if !is_want_of_space(&error) {
                 return Err(error);
             }
@@ -127,7 +126,7 @@ impl Binlog {
             {
                 // The newest old file knows which ids were given out, and is kept. After the highest
                 // number a removal would not help.
-                self.remove(0);
+                self.remove_next(false);
             } else if self.exceeds_limit() && !self.space.is_limit_lifted {
                 // The next attempt fails only if the disk itself has no space.
                 self.space.is_limit_lifted = true;
@@ -156,16 +155,13 @@ impl Binlog {
         Ok(())
     }
 
-    /// Removes the newest files as long as they have no record, to use their space again. Returns
-    /// the number of the next file.
-    fn remove_unused(&mut self) -> io::Result<FileNumber> {
-        let next = self.files.last_number() + 1;
+    /// Removes the newest files as long as they have no record, to use their space again.
+    fn remove_unused(&mut self) -> io::Result<()> {
+        self.files.number_before = self.files.last_number();
         while self.files.list.back().is_some_and(File::is_unused) {
             self.remove_newest()?;
         }
-        // There must be no gap in the numbers.
-        let is_empty = self.files.list.is_empty();
-        Ok(if is_empty { next } else { self.files.last_number() + 1 })
+        Ok(())
     }
 
     /// Makes the newest closed file the current one if records can be appended to it, and it can be lengthened:
@@ -409,6 +405,7 @@ impl Binlog {
         if self.space.has_failed_to_grow || self.has_failed() {
             return false;
         }
+        self.files.count_free(self.sync.begun);
         let mut grown = self.grow(self.min_piece());
         if grown.is_err() && self.next_to_remove().is_some() {
             self.remove_some(false);
@@ -436,13 +433,9 @@ impl Binlog {
     /// Lengthens the newest file if it is shorter than a whole one, or creates a file: by as much as a whole one,
     /// or by `least` bytes if there is too little space for that.
     fn grow(&mut self, least: u64) -> io::Result<()> {
-        let number = self.files.last_number() + 1;
-        match self.files.list.back() {
-            Some(newest) if newest.size < self.space.file_size => {
-                self.try_sizes(least, Binlog::lengthen)
-            }
-            Some(_) | None => self.create(number, least),
-        }
+        let is_short = |newest: &File| newest.size < self.space.file_size;
+        let is_open = self.files.has_current() && self.files.list.back().is_some_and(is_short);
+        self.try_sizes(least, if is_open { Binlog::lengthen } else { Binlog::create })
     }
 
     /// Calls `take` with the size of a whole file, and if there is no space for it with `least`. A disk that was
@@ -450,43 +443,35 @@ impl Binlog {
     fn try_sizes(
         &mut self,
         least: u64,
-        take: impl Fn(&mut Binlog, u64) -> io::Result<()>,
+        take: fn(&mut Binlog, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         let whole = self.space.file_size;
         if !self.space.is_full {
             match take(self, whole) {
-                Err(error) if least < whole && is_want_of_space(&error) => {
-                    self.space.was_short = true;
-                }
+                Err(error) if least < whole && is_want_of_space(&error) => {}
                 done => return done,
             }
         }
         take(self, least.min(whole))
     }
 
-    /// Creates a prepared file, or the current one if there is none, of the size of a whole one or of `least`
-    /// bytes.
-    fn create(&mut self, number: FileNumber, least: u64) -> io::Result<()> {
+    /// Creates a prepared file, or the current one if there is none.
+    fn create(&mut self, size: u64) -> io::Result<()> {
+        let number = self.files.last_number() + 1;
         if number > LAST_NUMBER {
             let message = "the highest file number is used";
             return Err(io::Error::new(io::ErrorKind::StorageFull, message));
         }
         self.files.try_reserve_file().map_err(|_| io::ErrorKind::OutOfMemory)?;
-        self.try_sizes(least, |binlog, size| {
-            binlog.check_limit(0, size)?;
-            binlog.disk.create(number, size)?;
-            binlog.files.push(File::new(number, size, VERSION_LEN as u64));
-            Ok(())
-        })?;
+        self.check_limit(0, size)?;
+        self.disk.create(number, size)?;
+        self.files.push(File::new(number, size, VERSION_LEN as u64));
         let written = self.disk.write(number, 0, &VERSION);
         self.keep_error(written, || format!("cannot write binlog.{number}"));
         self.disk.close(number);
         self.sync.has_new_names = true;
         self.files.recount();
-        debug!(
-            "binlog.{number}: created, {} bytes",
-            self.files.list.back().map_or(0, |it| it.size)
-        );
+        debug!("binlog.{number}: created, {size} bytes");
         self.choose_file_size();
         Ok(())
     }
@@ -544,7 +529,7 @@ impl Binlog {
     /// Logs that puts are refused for want of space, or accepted again.
     fn log_refusal(&mut self, is_accepted: bool) {
         if is_accepted {
-            if self.space.log.accepted(self.now) {
+            if self.space.log.accepted() {
                 warn!("there is space again: accepting puts");
             }
         } else if let Some((number, error)) = &self.space.full_error
@@ -595,7 +580,7 @@ impl Binlog {
     pub(super) fn rewind(&mut self) {
         if self.is_worn() {
             if self.files.prepared_count() == 0
-                && let Err(error) = self.create(self.files.last_number() + 1, self.min_piece())
+                && let Err(error) = self.try_sizes(self.min_piece(), Binlog::create)
             {
                 self.note_full(self.files.last_number() + 1, error);
                 self.space.retry_at = self.now + RETRY_PAUSE;
@@ -606,11 +591,9 @@ impl Binlog {
         self.remove_all_prepared();
     }
 
-    /// Returns whether a drained binlog needs another file: half of the current one is used, or an
-    /// eighth on a disk that once had no space for a whole one.
+    /// Returns whether a drained binlog needs another file: an eighth of the current one is used.
     fn is_worn(&self) -> bool {
-        let part = if self.space.was_short { 8 } else { 2 };
-        self.files.current().used > self.space.file_size / part
+        self.files.current().used > self.space.file_size / 8
     }
 
     /// Removes all prepared files.
@@ -621,7 +604,7 @@ impl Binlog {
     /// Removes a prepared file if there are several and the rest has enough room. When most live
     /// records are gone, fewer prepared files suffice.
     pub(super) fn remove_excess(&mut self) {
-        let may_try = !self.has_failed() && self.space.retry_at <= self.now;
+        let may_try = self.space.retry_at <= self.now;
         if self.files.prepared_count() < 2 || !self.takes_too_much() || !may_try {
             return;
         }

@@ -126,7 +126,7 @@ impl Binlog {
 
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
     pub(super) fn announce_if_long(&mut self) {
-        if !matches!(self.policy.syncing, Syncing::Within(_)) || self.has_failed() {
+        if !matches!(self.policy.syncing, Syncing::Within(_)) {
             return;
         }
         let File { number, used, .. } = *self.files.current();
@@ -245,7 +245,8 @@ impl Binlog {
     fn may_remove(&self, index: usize) -> bool {
         let is_free =
             self.files.list[index].free_since.is_some_and(|since| since < self.sync.ended);
-        is_free && self.sync.removed_at < self.sync.ended && !self.has_failed()
+        let are_names_synced = self.sync.removed_at < self.sync.ended;
+        is_free && are_names_synced && !self.has_failed()
     }
 
     /// Removes free files after a commit, and frees space of removed ones. It waits until the space of earlier
@@ -259,59 +260,57 @@ impl Binlog {
         }
     }
 
-    /// Removes free files, as many as one iteration has time for. First it syncs what
-    /// must be synced. If it `may_wait`, it only begins that sync, and a later commit removes the files.
+    /// Removes free files, as many as one iteration has time for.
     pub(super) fn remove_some(&mut self, may_wait: bool) {
         let Some(first) = self.files.first_free() else { return };
         let is_small = self.files.list[first].size <= SMALL_FILE;
         let Limits { removals_per_commit, small_removals_per_commit, .. } = self.policy.limits;
-        for _ in 0..if is_small { small_removals_per_commit } else { removals_per_commit } {
-            let Some(index) = self.next_to_remove() else { return };
-            if !self.record_gap(index) {
-                self.sync.remove_at = self.now + NO_ROOM_PAUSE;
+        let most = if is_small { small_removals_per_commit } else { removals_per_commit };
+        for _ in 0..most {
+            if !self.remove_next(may_wait) {
                 return;
             }
-            if !self.may_remove(index) && may_wait {
-                self.write_batch();
-                self.begin_sync(true);
-            } else if !self.may_remove(index) {
-                self.sync();
-            }
-            if !self.may_remove(index) {
-                return;
-            }
-            self.remove(index);
         }
     }
 
     /// Removes all files that can be removed without the record of a gap.
     pub(super) fn remove_all_free(&mut self) {
-        while let Some(index) = self.next_to_remove().filter(|&it| self.files.is_recorded_gap(it)) {
-            self.remove(index);
-        }
+        while self.next_to_remove().is_some_and(|index| self.files.is_recorded_gap(index))
+            && self.remove_next(false)
+        {}
     }
 
-    /// Removes a free file; a damaged one is renamed instead. If that fails, no newer one is removed before it.
-    pub(super) fn remove(&mut self, index: usize) {
-        let File { number, is_damaged, free_since, .. } = self.files.list[index];
-        assert!(free_since.is_some(), "binlog.{number} is needed or written");
-        if self.sync.removed_at >= self.sync.ended {
+    /// Removes the oldest free file; a damaged one is renamed instead. First it syncs what must be synced. If it
+    /// `may_wait`, it only begins that sync, and a later call removes the file. Returns `false` if the file is
+    /// not removed. Then no newer one is removed before it.
+    pub(super) fn remove_next(&mut self, may_wait: bool) -> bool {
+        let Some(index) = self.next_to_remove() else { return false };
+        if !self.record_gap(index) {
+            self.sync.remove_at = self.now + NO_ROOM_PAUSE;
+            return false;
+        }
+        if !self.may_remove(index) && may_wait {
+            self.write_batch();
+            self.begin_sync(true);
+        } else if !self.may_remove(index) {
             self.sync();
         }
-        if self.has_failed() {
-            return;
+        if !self.may_remove(index) {
+            return false;
         }
+        let File { number, is_damaged, .. } = self.files.list[index];
         let removed = if is_damaged { self.set_aside(number) } else { self.disk.remove(number) };
         if let Err(error) = removed {
             self.sync.remove_at = self.now + RETRY_PAUSE;
             warn!("cannot remove binlog.{number}, which has no jobs: {error}; retrying in 60 s");
-            return;
+            return false;
         }
         debug!("binlog.{number}: removed");
         (self.sync.has_new_names, self.sync.is_truncating) = (true, true);
         self.sync.removed_at = self.sync.begun;
         self.space.is_full = false;
         self.files.remove_file(index);
+        true
     }
 
     fn set_aside(&mut self, number: FileNumber) -> io::Result<()> {

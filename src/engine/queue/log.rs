@@ -168,7 +168,14 @@ impl Queue {
     }
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
+    #[inline]
     pub fn compact(&mut self) {
+        if self.binlog.as_ref().is_some_and(Binlog::must_move) {
+            self.move_jobs();
+        }
+    }
+
+    fn move_jobs(&mut self) {
         let most = self.moved_bytes + self.limits.moved_at_once_bytes;
         while self.moved_bytes < most
             && let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
