@@ -371,7 +371,11 @@ impl Binlog {
         }
         self.status()?;
         self.files.count_free(self.sync.begun);
-        self.removal_step();
+        // It waits until the space of earlier files is freed, unless the disk is full. Beyond the bound the commit
+        // waits for the sync, so that files cannot be written faster than they are removed.
+        if self.space.is_full || !self.sync.is_truncating {
+            self.remove_some(self.is_within_bound());
+        }
         self.remove_excess();
         if self.sync.is_truncating {
             self.sync.is_truncating = self.disk.truncate_step();

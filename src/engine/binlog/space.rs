@@ -40,8 +40,6 @@ pub struct Space {
     /// The file for which there was no space last, and the error.
     full_error: Option<(FileNumber, io::Error)>,
     log: RefusalLog,
-    /// The moment of the next attempt, after a prepared file could not be created or removed.
-    retry_at: Nanos,
 }
 
 /// This many short records always fit, even on a full disk, so that the next start finds a block
@@ -573,7 +571,7 @@ impl Binlog {
     pub(super) fn drained_due(&self) -> Option<Nanos> {
         let is_empty = self.files.job_count() == 0;
         let is_drained = is_empty && (self.files.prepared_count() > 0 || self.is_worn());
-        is_drained.then(|| self.space.retry_at.max(self.recorded_at + DRAINED_PAUSE))
+        is_drained.then(|| self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     /// Frees the space of all files but one, which is nearly empty. There must be no job.
@@ -583,7 +581,7 @@ impl Binlog {
                 && let Err(error) = self.try_sizes(self.min_piece(), Binlog::create)
             {
                 self.note_full(self.files.last_number() + 1, error);
-                self.space.retry_at = self.now + RETRY_PAUSE;
+                self.sync.retry_at = self.now + RETRY_PAUSE;
                 return;
             }
             self.advance();
@@ -604,7 +602,7 @@ impl Binlog {
     /// Removes a prepared file if there are several and the rest has enough room. When most live
     /// records are gone, fewer prepared files suffice.
     pub(super) fn remove_excess(&mut self) {
-        let may_try = self.space.retry_at <= self.now;
+        let may_try = self.sync.retry_at <= self.now;
         if self.files.prepared_count() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
@@ -623,7 +621,7 @@ impl Binlog {
     fn remove_newest(&mut self) -> io::Result<()> {
         let number = self.files.last_number();
         if let Err(error) = self.disk.remove(number) {
-            self.space.retry_at = self.now + RETRY_PAUSE;
+            self.sync.retry_at = self.now + RETRY_PAUSE;
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
             return Err(error);
         }

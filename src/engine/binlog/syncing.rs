@@ -52,8 +52,8 @@ pub struct SyncState {
     ended: u64,
     /// The number of syncs that were begun before the last removal of a file.
     removed_at: u64,
-    /// The moment of the next attempt, after a file could not be removed.
-    remove_at: Nanos,
+    /// The moment of the next attempt, after a file could not be removed, or created for a drained binlog.
+    pub retry_at: Nanos,
     /// The disk has not freed the space of all removed files.
     pub is_truncating: bool,
 }
@@ -151,7 +151,6 @@ impl Binlog {
         self.sync.begun += 1;
         let has_records = self.sync.unsynced_since.take().is_some();
         let with_names = std::mem::take(&mut self.sync.has_new_names);
-        // Their memory is used again.
         let mut files = std::mem::take(&mut self.sync.unsynced_closed);
         let closed = files.len();
         // At the start there may be no current file any more.
@@ -169,8 +168,6 @@ impl Binlog {
         } else {
             self.sync.ended = self.sync.begun;
         }
-        files.clear();
-        self.sync.unsynced_closed = files;
     }
 
     /// Notes the end of the sync that was begun. Waits for it if it `must_wait`.
@@ -231,12 +228,12 @@ impl Binlog {
         }
         let first = self.files.first_free()?;
         let is_removable = self.may_remove(first) || !self.sync.is_in_background();
-        is_removable.then_some(self.sync.remove_at)
+        is_removable.then_some(self.sync.retry_at)
     }
 
     /// Returns the file that can be removed now, perhaps after a sync.
     pub(super) fn next_to_remove(&self) -> Option<usize> {
-        let may_try = self.sync.remove_at <= self.now && !self.has_failed();
+        let may_try = self.sync.retry_at <= self.now && !self.has_failed();
         self.files.first_free().filter(|_| may_try)
     }
 
@@ -247,17 +244,6 @@ impl Binlog {
             self.files.list[index].free_since.is_some_and(|since| since < self.sync.ended);
         let are_names_synced = self.sync.removed_at < self.sync.ended;
         is_free && are_names_synced && !self.has_failed()
-    }
-
-    /// Removes free files after a commit, and frees space of removed ones. It waits until the space of earlier
-    /// ones is freed, unless the disk is full.
-    pub(super) fn removal_step(&mut self) {
-        let is_due = self.space.is_full || !self.sync.is_truncating;
-        if is_due && self.next_to_remove().is_some() {
-            // Beyond the bound the commit waits for the sync, so that files cannot be written faster than
-            // they are removed.
-            self.remove_some(self.is_within_bound());
-        }
     }
 
     /// Removes free files, as many as one iteration has time for.
@@ -286,7 +272,7 @@ impl Binlog {
     pub(super) fn remove_next(&mut self, may_wait: bool) -> bool {
         let Some(index) = self.next_to_remove() else { return false };
         if !self.record_gap(index) {
-            self.sync.remove_at = self.now + NO_ROOM_PAUSE;
+            self.sync.retry_at = self.now + NO_ROOM_PAUSE;
             return false;
         }
         if !self.may_remove(index) && may_wait {
@@ -301,7 +287,7 @@ impl Binlog {
         let File { number, is_damaged, .. } = self.files.list[index];
         let removed = if is_damaged { self.set_aside(number) } else { self.disk.remove(number) };
         if let Err(error) = removed {
-            self.sync.remove_at = self.now + RETRY_PAUSE;
+            self.sync.retry_at = self.now + RETRY_PAUSE;
             warn!("cannot remove binlog.{number}, which has no jobs: {error}; retrying in 60 s");
             return false;
         }

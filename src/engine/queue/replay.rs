@@ -88,6 +88,10 @@ struct ReplayState<'q> {
     /// record of their flush is lost; or C beanstalkd has moved them to a newer file without the record of
     /// their key.
     to_rewrite: HashSet<JobKey>,
+    /// Flushed jobs whose deletes are not recorded, and their flushes.
+    flushed: Vec<(JobKey, Decision)>,
+    /// Buried jobs that workers had reserved.
+    held: Vec<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
@@ -104,15 +108,6 @@ struct LastState {
     is_held: bool,
     /// The number of flushes before the record.
     since: u32,
-}
-
-/// Jobs that need a record when the binlog has begun.
-#[derive(Debug, Default)]
-struct Unfinished {
-    /// Flushed jobs whose deletes are not recorded, and their flushes.
-    flushed: Vec<(JobKey, Decision)>,
-    /// Buried jobs that workers had reserved.
-    held: Vec<JobKey>,
 }
 
 /// At most this many damaged places are logged one by one. The rest is counted.
@@ -134,6 +129,8 @@ impl Queue {
             last_states: PagedSlab::default(),
             flushes: Flushes::default(),
             to_rewrite: HashSet::new(),
+            flushed: Vec::new(),
+            held: Vec::new(),
             lost: HashSet::new(),
             damages: 0,
         };
@@ -141,8 +138,13 @@ impl Queue {
     }
 
     /// Records what happened to jobs before the server ended.
-    fn finish_jobs(&mut self, jobs: Unfinished, to_rewrite: HashSet<JobKey>, now: Nanos) {
-        let Unfinished { flushed, held } = jobs;
+    fn finish_jobs(
+        &mut self,
+        flushed: Vec<(JobKey, Decision)>,
+        held: Vec<JobKey>,
+        to_rewrite: HashSet<JobKey>,
+        now: Nanos,
+    ) {
         for &(key, flush) in &flushed {
             let job = self.jobs.remove(key);
             // The clock may have been set back since.
@@ -211,13 +213,14 @@ impl Replay<'_> {
                 "binlog.{number}:{offset}: the last record is torn: {cause}; cutting {len} bytes"
             );
         }
-        let unfinished = state.place_jobs(now)?;
-        let ReplayState { queue, mut files, buried_at, lost, damages, to_rewrite, .. } = state;
+        state.place_jobs(now)?;
+        let ReplayState { queue, mut files, buried_at, lost, damages, .. } = state;
+        let ReplayState { to_rewrite, flushed, held, .. } = state;
         files.gaps = history.gaps;
         let jobs = files.job_count();
         assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
         let recovered = Recovered {
-            jobs: jobs - unfinished.flushed.len() as u64,
+            jobs: jobs - flushed.len() as u64,
             files: files_read,
             used_bytes: files.list.iter().map(|file| file.used).sum(),
             last_id: history.last_id,
@@ -236,7 +239,7 @@ impl Replay<'_> {
             BeginError::NoFile(error) => ReplayError::Begin(error),
             BeginError::Failed(failure) => ReplayError::Failed(failure),
         })?);
-        queue.finish_jobs(unfinished, to_rewrite, now);
+        queue.finish_jobs(flushed, held, to_rewrite, now);
         queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
         Ok(recovered)
     }
@@ -432,27 +435,25 @@ impl ReplayState<'_> {
     // ---- All records ----
 
     /// Moves each job to the state in its last record.
-    fn place_jobs(&mut self, now: Nanos) -> Result<Unfinished, TryReserveError> {
+    fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
         let mut buried = Vec::new();
-        let mut unfinished = Unfinished::default();
         for key in self.files.jobs() {
             let last = self.last_states[key];
             let LastState { state, moment, is_held, since } = last;
             let tube = self.queue.jobs[key].tube;
             if let Some(flush) = self.flushes.first_after(&tube, since, last.is_buried()) {
-                let flushed = &mut unfinished.flushed;
-                headroom::leave(Headroom::Quarter, || flushed.try_reserve(1))?;
-                flushed.push((key, flush));
+                headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
+                self.flushed.push((key, flush));
                 continue;
             }
             match state {
                 RecordState::Buried => {
                     headroom::leave(Headroom::Quarter, || {
                         buried.try_reserve(1)?;
-                        unfinished.held.try_reserve(1)
+                        self.held.try_reserve(1)
                     })?;
                     buried.push((moment, key));
-                    unfinished.held.extend(is_held.then_some(key));
+                    self.held.extend(is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
@@ -473,7 +474,7 @@ impl ReplayState<'_> {
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.
         self.queue.unique.limit_kept(now);
         self.queue.remove_idle_tubes();
-        Ok(unfinished)
+        Ok(())
     }
 }
 
