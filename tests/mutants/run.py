@@ -55,7 +55,7 @@ def run(program, bug, *arguments, **settings):
     assert "running 0 tests" not in done.stdout, f"{program} has no test {arguments[0]}"
     if done.returncode == 0:
         return None
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if line]
     failed = [line for line in lines if line.startswith("SEED=")]
     panicked = ["".join(lines[at:at + 2]) for at, line in enumerate(lines) if "panicked at" in line]
     return (failed + panicked + lines[-1:] + ["it ends without a message"])[0]
