@@ -22,6 +22,7 @@ use super::keys::{ConnKey, JobKey};
 use super::limits::Limits;
 use super::protocol::batch::ReplySize;
 use super::protocol::reply::{Answer, JobWord, Reply, Word};
+use super::queue::body::LARGE;
 use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
@@ -297,11 +298,11 @@ impl WantedBodies {
 
     /// Returns whether the replies of other clients leave memory for this one.
     pub fn fits(&self, s: &Store) -> bool {
-        let memory = &s.queue.body_cache.read_bodies;
-        let granted = memory.granted(self.class);
-        if granted > 0 && self.is_crowded_out(s) {
+        if self.is_crowded_out(s) {
             return false;
         }
+        let memory = &s.queue.body_cache.read_bodies;
+        let granted = memory.granted(self.class);
         let jobs = s.queue.job_bytes().saturating_sub(memory.all_granted());
         let left = s.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
         let most = left.min(MOST_MEMORY);
@@ -316,9 +317,10 @@ impl WantedBodies {
         fits || granted == 0
     }
 
-    /// Returns whether unread replies leave no memory for the bodies that are copied to the output.
+    /// Returns whether unread replies leave no memory for the bodies that are copied to the output. As in memory,
+    /// there is always some for a single one.
     pub fn is_crowded_out(&self, s: &Store) -> bool {
-        self.copied_bytes > 0 && s.is_crowded_by(self.copied_bytes)
+        self.copied_bytes > LARGE && s.is_text_crowded_by(self.copied_bytes)
     }
 
     /// Returns the room that the reply needs in an output.

@@ -190,6 +190,13 @@ impl Store {
         buffered > 0 && buffered.saturating_add(text_len) > self.buffer_limit
     }
 
+    /// Returns whether `text_len` more bytes of text exceed this limit, whatever the input takes: replies that wait
+    /// for the text of others to be sent would otherwise wait for their own input.
+    pub fn is_text_crowded_by(&self, text_len: usize) -> bool {
+        let text = self.pool.text_len();
+        text > 0 && text.saturating_add(text_len) > self.buffer_limit
+    }
+
     /// Returns the number of unsent bytes at which the commands of a connection stop running.
     pub fn output_limit(&self) -> usize {
         if self.is_crowded() { 1 } else { OUTPUT_LIMIT }

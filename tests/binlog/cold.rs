@@ -297,6 +297,41 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     assert!(!server.is_closed(slow) && server.is_closed(clients[1]));
 }
 
+/// The bodies of such a reply are copied to its text.
+#[test]
+fn unread_batches_of_small_bodies_take_bounded_memory() {
+    let settings = Settings { max_memory_bytes: 16 << 20, ..OPTIONS.settings };
+    let options = Options { settings, ..OPTIONS };
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    server.disk.hold_reads(true);
+    let ids: Vec<u64> = (0..250).map(|_| server.put_of(4000)).collect();
+    let clients: Vec<Client> = (0..40).map(|_| server.connect()).collect();
+    for &client in &clients {
+        server.set_room(client, Some(0));
+        server.receive(client, "peek-batch default ready 1000\r\n");
+    }
+    server.end_reads();
+    let made = |server: &Instance| -> usize {
+        clients.iter().map(|&client| server.made(client).len()).sum()
+    };
+    // An eighth of the memory, or little more, is for text.
+    assert!((1 << 20..3 << 20).contains(&made(&server)), "{} bytes are made", made(&server));
+    // A worker gets its job at once. A batch waits for a client that reads.
+    let [worker] = server.clients();
+    assert_eq!(server.send(worker, "reserve\r\n"), reserved(ids[0], 4000));
+    let reader = *clients.iter().find(|&&client| server.made(client).len() > 1 << 19).unwrap();
+    server.set_room(reader, None);
+    server.advance(Nanos::from_millis(1));
+    assert!((1 << 20..3 << 20).contains(&made(&server)), "{} bytes are made", made(&server));
+    // Or until a client that takes nothing is disconnected.
+    for _ in 0..1000 {
+        server.advance(Nanos::from_secs(1));
+    }
+    let is_open = |&&it: &&Client| it != reader && !server.is_closed(it);
+    let waiting = clients.iter().filter(is_open).filter(|&&it| server.made(it).is_empty());
+    assert_eq!(waiting.count(), 0, "batches that wait");
+}
+
 #[test]
 fn a_client_that_goes_away_makes_room_for_unread_replies_and_so_does_one_that_reads() {
     let (mut server, ids, clients) = start_with_unread_replies();
