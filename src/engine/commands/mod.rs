@@ -127,16 +127,22 @@ impl Command {
 const MOST_OF_A_LETTER: usize = 8;
 const LETTERS: usize = 26;
 
-/// For each letter the numbers of its commands, the last row first: a word may be a prefix of a later one.
+/// For each letter the numbers of its commands. First those whose words end in a space, which are no prefix of
+/// another word: so a line is compared with `put ` first. Then the others, the last row first.
 static BY_LETTER: [[Option<usize>; MOST_OF_A_LETTER]; LETTERS] = {
     let mut table = [[None; MOST_OF_A_LETTER]; LETTERS];
     let mut lens = [0; LETTERS];
-    let mut number = COMMANDS.len();
-    while number > 0 {
-        number -= 1;
-        let letter = (COMMANDS[number].word.as_bytes()[0] - b'a') as usize;
-        table[letter][lens[letter]] = Some(number);
-        lens[letter] += 1;
+    let mut step = 0;
+    while step < 2 * COMMANDS.len() {
+        let is_second_pass = step >= COMMANDS.len();
+        let number = if is_second_pass { 2 * COMMANDS.len() - 1 - step } else { step };
+        let word = COMMANDS[number].word.as_bytes();
+        if (word[word.len() - 1] == b' ') != is_second_pass {
+            let letter = (word[0] - b'a') as usize;
+            table[letter][lens[letter]] = Some(number);
+            lens[letter] += 1;
+        }
+        step += 1;
     }
     table
 };

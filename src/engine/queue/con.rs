@@ -180,7 +180,12 @@ impl Group {
 }
 
 impl Queue {
+    #[inline]
     fn member(&self, job: JobKey) -> Option<&Member> {
+        // The usual case. Looking at the job would cost more.
+        if self.unique.groups.members.is_empty() {
+            return None;
+        }
         self.unique.member(self.jobs[job].unique()?)
     }
 

@@ -685,9 +685,12 @@ impl<S: Read + Write> Server<S> {
             s.budget.begin_share();
             read = link.read(s, scratch, *read_len, clock);
         }
+        let reports = matches!(link.conn.doing, Doing::Report(_));
         let goes_on =
-            link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_) | Doing::Report(_));
-        self.report(key);
+            reports || link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_));
+        if reports {
+            self.report(key);
+        }
         self.deliver_and_charge_share();
         match read {
             Ok(()) if goes_on => self.go_on(key),
