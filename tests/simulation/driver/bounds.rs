@@ -16,8 +16,9 @@ const AFTER_FLUSH: u64 = 3 * SECOND;
 /// flushes waits little longer than one that deletes the jobs.
 const ITERATIONS_OF_FLUSH: usize = 8;
 const JOBS_PER_ITERATION: usize = 16;
-/// A read that has failed is tried again within this time: 0.1 s after the moment of its command.
-const RETRY_PAUSE: u64 = SECOND / 10 + 1_000;
+/// A read that has failed is tried again within this time: 0.1 s after the moment of its command, which is
+/// later by a nanosecond for each command of a visit.
+const RETRY_PAUSE: u64 = SECOND / 10 + 100_000;
 /// A client that could be served is left out in at most this many iterations.
 const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
