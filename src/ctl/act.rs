@@ -1,193 +1,58 @@
-//! `retry`, `delete`, `flush` and `put`.
+//! `retry`, `delete`, `flush` and `move`.
 
-use super::conn::{Conn, Fields, WINDOW, lacks};
-use super::look::{self, Pages, Tube};
-use super::print::{grouped, json_object};
-use super::work::{Work, confirm};
-use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, usage_error};
-use crate::engine::text::name_prefix_len;
+use super::conn::{Conn, EXIT_REFUSED, Fields, lacks};
+use super::look;
+use super::select::{NOT_HELD, Selection, Task, request};
+use super::work::Work;
+use super::{Args, Ctl, args, usage_error};
 use crate::os::failure::Failure;
-use std::io::{self, Read};
 
-/// The priority and the TTR of a job for which nothing else is asked.
-pub const DEFAULT_PRI: u32 = 1024;
-pub const DEFAULT_TTR: u32 = 60;
+const DELETE: (&str, &str) = ("delete", "DELETED");
 
 /// `retry`
 pub fn retry(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let states = if args.has("delayed") { &["buried", "delayed"][..] } else { &["buried"] };
-    let limit: Option<u64> = args.number("limit")?;
-    if !args.has("all") && limit.is_none() {
-        let needs = "retry: needs ids of jobs, or a tube with --all or --limit N";
-        return retry_ids(ctl, &args.ids(0).map_err(|_| usage_error(needs))?, states);
+    let states: &[&str] = if args.has("delayed") { &["buried", "delayed"] } else { &["buried"] };
+    let (is_all, limit) = (args.has("all"), args.number("limit")?);
+    let needs = |what: &str| usage_error(&format!("retry: needs {what}"));
+    let takes_tube = is_all || limit.is_some();
+    if takes_tube && (args.words.len() > 1 || is_all && limit.is_some()) {
+        return Err(needs("one tube, and --all or --limit N"));
     }
-    let ([name], false) = (&args.words[..], args.has("all") && limit.is_some()) else {
-        return Err(usage_error("retry: needs one tube, and --all or --limit N"));
-    };
-    let mut left = limit.unwrap_or(u64::MAX);
+    let ids = if takes_tube { Ok(Vec::new()) } else { args.ids(0) };
+    let ids = ids.map_err(|_| needs("ids of jobs, or a tube with --all or --limit N"))?;
     let mut conn = ctl.connect()?;
-    let tube = look::tube(&mut conn, name)?;
-    let total = left.min(states.iter().map(|state| tube.jobs(state)).sum());
-    if ctl.is_dry_run {
-        print(&format!("would retry {total} jobs of tube {name}"))?;
-        return Ok(0);
-    }
-    if args.has("all") {
-        confirm(ctl, &format!("Retry {} jobs of tube {name}?", grouped(total)))?;
-    }
-    let mut work = Work::start(ctl, "retried", "", total);
-    let ended = states.iter().try_for_each(|state| {
-        let before = work.done;
-        all(&mut conn, &tube, state, left, ("kick-job", "KICKED"), &mut work)?;
-        left -= work.done - before;
-        Ok(())
-    });
-    work.end(ended)
-}
-
-fn retry_ids(ctl: &Ctl, ids: &[u64], states: &[&str]) -> Result<u8, Failure> {
-    let mut conn = ctl.connect()?;
-    let mut work = Work::start(ctl, "retried", "would retry", ids.len() as u64);
-    let ended = in_windows(&mut work, ids, |work, window| {
-        let jobs = named(&mut conn, window, work, |job| match job.text("state") {
-            "delayed" if !states.contains(&"delayed") => Some("delayed; --delayed takes it".into()),
-            "buried" | "delayed" => None,
-            state => Some(format!("{state}, not buried")),
-        })?;
-        let ids: Vec<u64> = jobs.iter().map(|job| job.number("id")).collect();
-        each(&mut conn, ctl, &ids, ("kick-job", "KICKED"), work)
-    });
-    work.end(ended)
+    let tube = if takes_tube { Some(look::tube(&mut conn, &args.words[0])?) } else { None };
+    let selection = Selection { tube, ids, states, limit: limit.unwrap_or(u64::MAX) };
+    let task = Task { verb: "retry", done: "retried", to: "", asks: is_all };
+    selection.run(ctl, &mut conn, &task, |conn, jobs, work| {
+        request(conn, jobs, ("kick-job", "KICKED"), work)
+    })
 }
 
 /// `delete`
 pub fn delete(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let ids = args.ids(0)?;
-    let mut conn = ctl.connect()?;
-    if ids.len() > 1 && !ctl.is_dry_run {
-        confirm(ctl, &format!("Delete {} jobs?", grouped(ids.len() as u64)))?;
-    }
-    let mut work = Work::start(ctl, "deleted", "would delete", ids.len() as u64);
-    let ended = in_windows(&mut work, &ids, |work, window| match ctl.is_dry_run {
-        true => named(&mut conn, window, work, |_| None).map(|jobs| work.add(jobs.len() as u64)),
-        false => each(&mut conn, ctl, window, ("delete", "DELETED"), work),
-    });
-    work.end(ended)
-}
-
-/// Works on a window of the jobs after the other.
-fn in_windows(
-    work: &mut Work,
-    ids: &[u64],
-    mut act: impl FnMut(&mut Work, &[u64]) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    for window in ids.chunks(WINDOW) {
-        if !work.is_stopped() {
-            act(work, window)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the statistics of these jobs, except those that are gone or for which `refuse` has a reason. They
-/// are reported.
-pub fn named(
-    conn: &mut Conn,
-    ids: &[u64],
-    work: &mut Work,
-    refuse: impl Fn(&Fields) -> Option<String>,
-) -> Result<Vec<Fields>, Failure> {
-    let mut jobs = Vec::new();
-    for (id, job) in ids.iter().zip(look::jobs(conn, ids)?) {
-        match job
-            .ok_or_else(|| "not found".into())
-            .and_then(|job| refuse(&job).map_or(Ok(job), Err))
-        {
-            Ok(job) => jobs.push(job),
-            Err(reason) => work.fail(&format!("job {id}: {reason}")),
-        }
-    }
-    Ok(jobs)
-}
-
-/// Sends a request for each of these jobs, and reports those that are gone.
-fn each(
-    conn: &mut Conn,
-    ctl: &Ctl,
-    ids: &[u64],
-    (request, done): (&str, &str),
-    work: &mut Work,
-) -> Result<(), Failure> {
-    if ctl.is_dry_run {
-        work.add(ids.len() as u64);
-        return Ok(());
-    }
-    for (id, reply) in ids.iter().zip(conn.ask_each(ids, |id| format!("{request} {id}"))?) {
-        match reply.line == "NOT_FOUND" {
-            true => work.fail(&format!("job {id}: not found, or held by a worker")),
-            false => reply.expect(done).map(|_| work.add(1))?,
-        }
-    }
-    Ok(())
-}
-
-/// Sends a request for each job of a tube in a state, for at most `limit`. A job that is gone since it
-/// was listed needs none.
-fn all(
-    conn: &mut Conn,
-    tube: &Tube,
-    state: &'static str,
-    limit: u64,
-    (request, done): (&str, &str),
-    work: &mut Work,
-) -> Result<(), Failure> {
-    let mut pages = Pages::new(&tube.name, state, 0, limit.min(tube.jobs(state)), true);
-    while !work.is_stopped()
-        && let jobs @ [_, ..] = &pages.next(conn)?[..]
-    {
-        let replies = conn.ask_each(jobs, |job| format!("{request} {}", job.text("id")))?;
-        for reply in replies.into_iter().filter(|reply| reply.line != "NOT_FOUND") {
-            reply.expect(done).map(|_| work.add(1))?;
-        }
-    }
-    Ok(())
-}
-
-/// Deletes the jobs of a tube, except those that workers hold.
-pub fn delete_all(
-    conn: &mut Conn,
-    tube: &Tube,
-    state: &'static str,
-    work: &mut Work,
-) -> Result<(), Failure> {
-    all(conn, tube, state, u64::MAX, ("delete", "DELETED"), work)
+    let task = Task { verb: "delete", done: "deleted", to: "", asks: ids.len() > 1 };
+    let selection = Selection { tube: None, ids, states: NOT_HELD, limit: u64::MAX };
+    selection
+        .run(ctl, &mut ctl.connect()?, &task, |conn, jobs, work| request(conn, jobs, DELETE, work))
 }
 
 /// `flush`
 pub fn flush(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let name = args::tube(&args.words[0])?;
-    let (word, state, kind) = match args.has("buried") {
-        true => ("flush-buried", "buried", "buried jobs"),
-        false => ("flush-tube", "any", "jobs"),
+    let (word, states): (_, &[&str]) = match args.has("buried") {
+        true => ("flush-buried", &["buried"]),
+        false => ("flush-tube", &["any"]),
     };
     let mut conn = ctl.connect()?;
-    let tube = look::tube(&mut conn, name)?;
-    let total = tube.jobs(state);
-    if ctl.is_dry_run {
-        print(&format!("would delete {total} {kind} of tube {name}"))?;
-        return Ok(0);
-    }
-    confirm(ctl, &format!("Delete {} {kind} of tube {name}?", grouped(total)))?;
-    let mut work = Work::start(ctl, "deleted", "", total);
+    let tube = Some(look::tube(&mut conn, name)?);
+    let selection = Selection { tube, ids: Vec::new(), states, limit: u64::MAX };
+    let task = Task { verb: "delete", done: "deleted", to: "", asks: true };
+    let Some(mut work) = selection.begin(ctl, &task)? else { return Ok(0) };
     let reply = conn.ask(&format!("{word} {name}"))?;
     let ended = match reply.line.as_str() {
-        "UNKNOWN_COMMAND" => {
-            let ended = delete_all(&mut conn, &tube, state, &mut work);
-            if state == "any" && tube.jobs("reserved") > 0 {
-                work.fail(&format!("tube {name}: {} held jobs stay", tube.jobs("reserved")));
-            }
-            ended
-        }
+        "UNKNOWN_COMMAND" => delete_all(&mut conn, name, states, &mut work),
         // Without a job, the tube may be gone since.
         "NOT_FOUND" => Ok(()),
         _ => reply.expect("FLUSHED").map(|line| work.add(line[8..].parse().unwrap_or(0))),
@@ -195,51 +60,90 @@ pub fn flush(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     work.end(ended)
 }
 
-/// `put`
-pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let tube = args::tube(&args.words[0])?;
-    let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI);
-    let delay = args.time("delay")?.unwrap_or(0);
-    let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR);
-    let mut tags = String::new();
-    for (option, word, least) in [("key", "idp", 0), ("con", "con", 1)] {
-        let Some(tag) = args.text(option) else { continue };
-        if !is_key(&tag, least) {
-            let example = "not a key, such as order-17 or order-17:600";
-            return Err(usage_error(&format!("--{option} {tag}: {example}")));
-        }
-        tags += &format!(" {word}:{tag}");
+/// Deletes the jobs of a tube in a state, or in `any`, one by one. Those that workers hold stay.
+pub fn delete_all(
+    conn: &mut Conn,
+    name: &str,
+    states: &'static [&'static str],
+    work: &mut Work,
+) -> Result<(), Failure> {
+    let tube = look::tube(conn, name)?;
+    let held = if states == ["any"] { tube.jobs("reserved") } else { 0 };
+    let states = if states == ["any"] { NOT_HELD } else { states };
+    let selection = Selection { tube: Some(tube), ids: Vec::new(), states, limit: u64::MAX };
+    let ended = selection.each(conn, work, |conn, jobs, work| request(conn, jobs, DELETE, work));
+    if held > 0 {
+        work.fail(&format!("tube {name}: {held} held jobs stay"));
     }
-    let mut body = Vec::new();
-    if let Some(word) = args.words.get(1) {
-        body.extend(word.bytes());
-    } else if let Err(error) = io::stdin().lock().read_to_end(&mut body) {
-        return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
-    }
-    if ctl.is_dry_run {
-        print(&format!("would put {} bytes into tube {tube}", body.len()))?;
-        return Ok(0);
-    }
-    let mut conn = ctl.connect()?;
-    if !tags.is_empty() && !conn.has_keys()? {
-        return Err(lacks("keys of jobs"));
-    }
-    conn.use_tube(tube)?;
-    let inserted = conn.put(&format!("{pri} {delay} {ttr}"), &tags, &body)?;
-    let mut words = inserted.split(' ').skip(1);
-    let id = words.next().unwrap_or_default();
-    if let Some(state) = words.next() {
-        complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
-    }
-    print(&if ctl.is_json { json_object([("id", id.into())]) } else { id.into() })?;
-    Ok(0)
+    ended
 }
 
-/// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
-pub fn is_key(text: &str, least: u32) -> bool {
-    let number = name_prefix_len(text.as_bytes()).map(|len| &text[len..]);
-    number.is_some_and(|number| match number.strip_prefix(':') {
-        Some(number) => args::number(number).is_some_and(|number: u32| number >= least),
-        None => number.is_empty(),
+/// `move`
+pub fn move_jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+    let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
+    let ids = args.ids(2)?;
+    let states: &[&str] = match args.state()? {
+        Some("reserved") => return Err(usage_error("move: held jobs stay with their workers")),
+        _ if from == to => return Err(usage_error("move: both tubes are the same")),
+        Some("ready") => &["ready"],
+        Some("delayed") => &["delayed"],
+        None if !ids.is_empty() => NOT_HELD,
+        None | Some("buried") => &["buried"],
+        Some(_) => NOT_HELD,
+    };
+    let limit = args.number("limit")?.unwrap_or(u64::MAX);
+    let mut conn = ctl.connect()?;
+    let tube = Some(look::tube(&mut conn, from)?);
+    let task = Task { verb: "move", done: "moved", to: &format!(" to {to}"), asks: true };
+    let selection = Selection { tube, ids, states, limit };
+    selection.run(ctl, &mut conn, &task, |conn, jobs, work| {
+        for job in jobs {
+            if work.done >= limit || work.is_stopped() {
+                return Ok(());
+            }
+            move_job(conn, job, to, work)?;
+        }
+        Ok(())
     })
+}
+
+/// Moves a job, unless it is gone since it was found. It is deleted last: a crash in between leaves it in both
+/// tubes, and never in none.
+fn move_job(conn: &mut Conn, job: &Fields, to: &str, work: &mut Work) -> Result<(), Failure> {
+    let id = job.number("id");
+    let reply = conn.ask(&format!("reserve-job {id}"))?;
+    if reply.line == "UNKNOWN_COMMAND" {
+        return Err(lacks("reserve-job"));
+    }
+    let Some(body) = reply.job()? else { return Ok(()) };
+    let arguments = format!("{} {} {}", job.number("pri"), delay_left(job), job.number("ttr"));
+    let put = conn.use_tube(to).and_then(|()| conn.put(&arguments, "", &body));
+    if let Err(Failure { exit_code, message }) = put {
+        if exit_code == EXIT_REFUSED {
+            give_back(conn, job)?;
+        }
+        return Err(Failure::new(exit_code, format!("job {id}: {message}")));
+    }
+    match conn.ask(&format!("delete {id}"))?.line == "DELETED" {
+        true => work.add(1),
+        false => {
+            work.fail(&format!("job {id}: now in both tubes, as its time to run has ended"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns a reserved job to the state that it had.
+pub fn give_back(conn: &mut Conn, job: &Fields) -> Result<(), Failure> {
+    let (id, pri) = (job.number("id"), job.number("pri"));
+    let request = match job.text("state") {
+        "buried" => format!("bury {id} {pri}"),
+        _ => format!("release {id} {pri} {}", delay_left(job)),
+    };
+    conn.ask(&request).map(|_| ())
+}
+
+/// Returns the rest of the delay of a job, in seconds: at least 1 while it is delayed.
+fn delay_left(job: &Fields) -> u64 {
+    if job.text("state") == "delayed" { job.number("time-left").max(1) } else { 0 }
 }

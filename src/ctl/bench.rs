@@ -71,7 +71,7 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     });
     if ended.as_ref().is_err_and(|failure: &Failure| failure.exit_code != EXIT_NO_SERVER) {
         for tube in look::tubes(&mut conns[0], &[tube])? {
-            delete_all(&mut conns[0], &tube, "any", &mut work)?;
+            delete_all(&mut conns[0], &tube.name, &["any"], &mut work)?;
         }
     }
     let exit_code = work.end(ended)?;

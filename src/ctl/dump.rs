@@ -1,9 +1,9 @@
 //! One job as a line of JSON, in the form of `beanstalkd --dump`. It must not know a server.
 
-use super::act::{DEFAULT_PRI, DEFAULT_TTR, is_key};
 use super::conn::Fields;
 use super::list::json_body;
 use super::print::{json_object, json_string};
+use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, is_key};
 use crate::engine::text::is_tube_name;
 use std::collections::HashMap;
 

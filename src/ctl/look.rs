@@ -1,7 +1,7 @@
 //! The facts of tubes and of jobs, as a server reports them. Where it lacks `list-jobs`, the first job of
 //! a state is found with `peek-ready` and its kind. It must not know what they are used for.
 
-use super::conn::{Conn, Fields, Reply, WINDOW, lacks};
+use super::conn::{Conn, Fields, Reply, WINDOW};
 use super::{EXIT_PARTLY, args};
 use crate::attention::{self, Problem, TubeFacts};
 use crate::os::failure::Failure;
@@ -129,62 +129,46 @@ fn peek(conn: &mut Conn, tubes: &[&str], state: &str) -> Result<Vec<Option<Field
 /// The jobs of a tube in a state, or in `any`, page by page.
 pub struct Pages {
     tube: String,
-    /// The states that follow, from the last to the first. `list-jobs` takes `any` as one.
-    states: Vec<&'static str>,
+    state: &'static str,
     /// The page before ended with this job.
     after: u64,
     /// The number of jobs that may still come.
     left: u64,
-    /// Whether the peek commands stand in on a server without `list-jobs`. They find one job of a state,
-    /// and the next one once that job has left its state.
+    /// Whether a peek command stands in on a server without `list-jobs`. It finds one job of the state, and the
+    /// next one once that job has left it.
     may_peek: bool,
-    /// Whether they do.
+    /// Whether it does.
     pub peeks: bool,
 }
 
 impl Pages {
     /// Returns the pages of `tube`, with at most `left` jobs after job `after`.
     pub fn new(tube: &str, state: &'static str, after: u64, left: u64, may_peek: bool) -> Pages {
-        Pages { tube: tube.into(), states: vec![state], after, left, may_peek, peeks: false }
+        Pages { tube: tube.into(), state, after, left, may_peek, peeks: false }
     }
 
     /// Returns the next jobs; none after the last one.
     pub fn next(&mut self, conn: &mut Conn) -> Result<Vec<Fields>, Failure> {
-        while self.left > 0
-            && let Some(&state) = self.states.last()
-        {
-            let (tube, after, count) = (&self.tube, self.after, self.left.min(WINDOW as u64));
-            let jobs: Vec<Fields> = if self.peeks {
-                let job = peek(conn, &[tube], state)?.pop().flatten();
-                let job = job.filter(|job| job.number("id") != after);
-                if job.is_none() {
-                    self.states.pop();
-                }
-                job.into_iter().collect()
-            } else {
-                let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
-                if reply.line == "UNKNOWN_COMMAND" && self.may_peek {
-                    (self.peeks, self.after) = (true, 0);
-                    match state {
-                        "any" => self.states = vec!["buried", "delayed", "ready"],
-                        "reserved" => return Err(lacks("list-jobs")),
-                        _ => {}
-                    }
-                    continue;
-                }
+        let Pages { tube, state, after, left, .. } = self;
+        let count = (*left).min(WINDOW as u64);
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut jobs = Vec::new();
+        if !self.peeks {
+            let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
+            self.peeks = reply.line == "UNKNOWN_COMMAND" && self.may_peek;
+            if !self.peeks {
                 let list = reply.document("list-jobs")?.unwrap_or_default();
-                let (jobs, next) = Fields::of_entries(&list);
-                if next == 0 {
-                    self.states.pop();
-                }
-                jobs
-            };
-            self.left -= (jobs.len() as u64).min(self.left);
-            self.after = jobs.last().map_or(after, |job| job.number("id"));
-            if !jobs.is_empty() {
-                return Ok(jobs);
+                jobs = Fields::of_entries(&list).0;
             }
         }
-        Ok(Vec::new())
+        if self.peeks {
+            let first = peek(conn, &[tube], state)?.pop().flatten();
+            jobs.extend(first.filter(|job| job.number("id") != *after));
+        }
+        self.left -= (jobs.len() as u64).min(self.left);
+        self.after = jobs.last().map_or(0, |job| job.number("id"));
+        Ok(jobs)
     }
 }

@@ -7,11 +7,12 @@
 //! | [`print`] | tables, JSON, escaped bodies |
 //! | [`look`] | the facts of tubes and of jobs, also from a server without `list-jobs` |
 //! | [`work`] | work on many jobs: questions, progress, Ctrl-C, the last line |
+//! | [`select`] | the jobs that a command works on, by id or by tube and state |
 //! | [`status`] | `status`, `check`, `top`, `tubes` |
 //! | [`list`] | `failed`, `jobs`, `job`, `workers` |
-//! | [`act`] | `retry`, `delete`, `flush`, `put` |
+//! | [`act`] | `retry`, `delete`, `flush`, `move` |
 //! | [`pause`] | `pause`, `resume`, `drain` |
-//! | [`transfer`] | `move`, `export`, `import` |
+//! | [`transfer`] | `put`, `export`, `import` |
 //! | [`dump`] | one job as a line of JSON, written and parsed |
 //! | [`bench`] | `bench` |
 //!
@@ -27,6 +28,7 @@ mod list;
 mod look;
 mod pause;
 mod print;
+mod select;
 mod status;
 mod transfer;
 mod work;
@@ -61,7 +63,7 @@ const COMMANDS: [Command; 19] = [
     ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", list::jobs),
     ("job ID [--body]", 1, 1, "one job with its body, or its body only", list::job),
     ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", act::retry),
-    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", transfer::move_jobs),
+    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", act::move_jobs),
     ("delete ID...", 1, ANY, "delete jobs", act::delete),
     ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", act::flush),
     ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", pause::pause),
@@ -71,7 +73,7 @@ const COMMANDS: [Command; 19] = [
     ("import [--tube T]", 0, 0, "put jobs from lines of JSON", transfer::import),
     ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", list::workers),
     ("bench [--jobs N] [--connections N] [--size S]", 0, 0, "measure latency", bench::bench),
-    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [--con K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", act::put),
+    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [--con K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", transfer::put),
     ("tubes", 0, 0, "names of tubes", status::tubes),
 ];
 

@@ -2,7 +2,7 @@
 
 use super::args::{self, seconds};
 use super::look::{self, Tube};
-use super::print::grouped;
+use super::print::{capitalized, grouped};
 use super::work::{Work, confirm};
 use super::{Args, Ctl, print, usage_error};
 use crate::os::failure::Failure;
@@ -25,33 +25,30 @@ pub fn pause(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     {
         work = (tubes, secs);
     }
-    set_pause(ctl, args, work, ("Pause", "paused", "would pause"))
+    set_pause(ctl, args, work, ("pause", "paused"))
 }
 
 /// `resume`
 pub fn resume(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    set_pause(ctl, args, (&args.words, 0), ("Resume", "resumed", "would resume"))
+    set_pause(ctl, args, (&args.words, 0), ("resume", "resumed"))
 }
 
 fn set_pause(
     ctl: &Ctl,
     args: &Args,
     (words, time): (&[String], u32),
-    (verb, done, would): (&str, &'static str, &'static str),
+    (verb, done): (&str, &str),
 ) -> Result<u8, Failure> {
     if args.has("all") != words.is_empty() {
-        return Err(usage_error(&format!(
-            "{}: needs names of tubes, or --all",
-            verb.to_lowercase()
-        )));
+        return Err(usage_error(&format!("{verb}: needs names of tubes, or --all")));
     }
     words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
     let mut conn = ctl.connect()?;
     let names = if words.is_empty() { look::tube_names(&mut conn)? } else { words.to_vec() };
     if words.is_empty() && !ctl.is_dry_run {
-        confirm(ctl, &format!("{verb} {} tubes?", grouped(names.len() as u64)))?;
+        confirm(ctl, &format!("{} all {} tubes?", capitalized(verb), grouped(names.len() as u64)))?;
     }
-    let mut work = Work::start(ctl, done, would, names.len() as u64);
+    let mut work = Work::start(ctl, verb, done, names.len() as u64);
     let (word, suffix) = if ctl.is_dry_run {
         ("stats-tube", String::new())
     } else {
@@ -84,7 +81,7 @@ pub fn drain(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         let counts = states.iter().map(count).collect::<Vec<_>>().join(", ");
         (!is_drained).then(|| format!("tube {}: {counts}", tube.name))
     };
-    let mut work = Work::start(ctl, "drained", "", 0);
+    let mut work = Work::start(ctl, "drain", "drained", 0);
     let start = clock::monotonic();
     let mut tubes = look::tubes(&mut conn, &args.words)?;
     // A tube that disappears later is drained.

@@ -146,6 +146,11 @@ pub fn grouped(number: u64) -> String {
     }
 }
 
+/// Returns a word with a capital letter.
+pub fn capitalized(word: &str) -> String {
+    format!("{}{}", word[..1].to_uppercase(), &word[1..])
+}
+
 /// Returns `text` as a string of JSON.
 pub fn json_string(text: &str) -> String {
     format!("\"{}\"", JsonText(text))

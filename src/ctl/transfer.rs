@@ -1,119 +1,73 @@
-//! `move`, `export` and `import`: jobs that leave a tube, or come into one.
+//! `put`, `export` and `import`: jobs that come into a tube, or leave it.
 //!
-//! A job is reserved, written elsewhere, and deleted last: a crash in between leaves it in both places, and
-//! never in none.
+//! A job that leaves is reserved, written, and deleted last: a crash in between leaves it in both places,
+//! and never in none.
 
-use super::act::named;
-use super::conn::{Conn, EXIT_REFUSED, Fields, WINDOW, lacks};
-use super::look::{self, Pages};
-use super::print::grouped;
-use super::work::{Work, confirm};
-use super::{Args, Ctl, EXIT_USAGE, args, dump, print, print_with, unwritten, usage_error};
+use super::act::give_back;
+use super::conn::{Conn, Fields, lacks};
+use super::look;
+use super::print::json_object;
+use super::select::{NOT_HELD, Selection, Task};
+use super::work::Work;
+use super::{Args, Ctl, EXIT_PARTLY, EXIT_USAGE, args, complain, dump, print, print_with};
+use super::{unwritten, usage_error};
+use crate::engine::text::name_prefix_len;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use rustix::io::Errno;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 
-/// `move`
-pub fn move_jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
-    let ids = args.ids(2)?;
-    let state = args.state()?.unwrap_or(if ids.is_empty() { "buried" } else { "any" });
-    if from == to || state == "reserved" {
-        let reason = if from == to {
-            "both tubes are the same"
-        } else {
-            "held jobs stay with their workers"
-        };
-        return Err(usage_error(&format!("move: {reason}")));
+/// The priority and the TTR of a job for which nothing else is asked.
+pub const DEFAULT_PRI: u32 = 1024;
+pub const DEFAULT_TTR: u32 = 60;
+
+/// `put`
+pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+    let tube = args::tube(&args.words[0])?;
+    let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI);
+    let delay = args.time("delay")?.unwrap_or(0);
+    let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR);
+    let mut tags = String::new();
+    for (option, word, least) in [("key", "idp", 0), ("con", "con", 1)] {
+        let Some(tag) = args.text(option) else { continue };
+        if !is_key(&tag, least) {
+            let example = "not a key, such as order-17 or order-17:600";
+            return Err(usage_error(&format!("--{option} {tag}: {example}")));
+        }
+        tags += &format!(" {word}:{tag}");
     }
-    let limit = args.number("limit")?.unwrap_or(u64::MAX);
-    let mut conn = ctl.connect()?;
-    let tube = look::tube(&mut conn, from)?;
-    let held = if state == "any" { tube.jobs("reserved") } else { 0 };
-    let total = limit.min(if ids.is_empty() { tube.jobs(state) - held } else { ids.len() as u64 });
-    if ctl.is_dry_run && ids.is_empty() {
-        print(&format!("would move {total} jobs of tube {from} to {to}"))?;
+    let mut body = Vec::new();
+    if let Some(word) = args.words.get(1) {
+        body.extend(word.bytes());
+    } else if let Err(error) = io::stdin().lock().read_to_end(&mut body) {
+        return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
+    }
+    if ctl.is_dry_run {
+        print(&format!("would put {} bytes into tube {tube}", body.len()))?;
         return Ok(0);
     }
-    if !ctl.is_dry_run {
-        confirm(ctl, &format!("Move {} jobs of tube {from} to tube {to}?", grouped(total)))?;
+    let mut conn = ctl.connect()?;
+    if !tags.is_empty() && !conn.has_keys()? {
+        return Err(lacks("keys of jobs"));
     }
-    let mut work = Work::start(ctl, "moved", "would move", total);
-    let mut pages =
-        Pages::new(from, state, 0, if ids.is_empty() { tube.jobs(state) } else { 0 }, true);
-    let mut windows = ids.chunks(WINDOW);
-    let refuse = |job: &Fields| match job.text("state") {
-        _ if job.text("tube") != from => Some(format!("not found in tube {from}")),
-        "reserved" => Some("held by a worker".into()),
-        own => (state != "any" && own != state).then(|| format!("{own}, not {state}")),
-    };
-    let mut step = || {
-        let jobs = match windows.next() {
-            Some(window) => named(&mut conn, window, &mut work, refuse)?,
-            None => pages.next(&mut conn)?,
-        };
-        for job in jobs.iter().filter(|job| job.text("state") != "reserved") {
-            if work.done >= limit || work.is_stopped() {
-                return Ok(false);
-            }
-            let moved = ctl.is_dry_run || move_job(&mut conn, job, to, &mut work)?;
-            work.add(moved.into());
-        }
-        Ok(!jobs.is_empty() || windows.len() > 0)
-    };
-    let ended = loop {
-        match step() {
-            Ok(true) => {}
-            ended => break ended.map(|_| ()),
-        }
-    };
-    work.end(ended)
-}
-
-/// Moves a job. Returns false if it is gone since it was listed.
-fn move_job(conn: &mut Conn, job: &Fields, to: &str, work: &mut Work) -> Result<bool, Failure> {
-    let id = job.number("id");
-    let Some(body) = reserve(conn, id)? else { return Ok(false) };
-    let put = conn.use_tube(to).and_then(|()| {
-        conn.put(
-            &format!("{} {} {}", job.number("pri"), delay_left(job), job.number("ttr")),
-            "",
-            &body,
-        )
-    });
-    if let Err(Failure { exit_code, message }) = put {
-        if exit_code == EXIT_REFUSED {
-            give_back(conn, job)?;
-        }
-        return Err(Failure::new(exit_code, format!("job {id}: {message}")));
+    conn.use_tube(tube)?;
+    let inserted = conn.put(&format!("{pri} {delay} {ttr}"), &tags, &body)?;
+    let mut words = inserted.split(' ').skip(1);
+    let id = words.next().unwrap_or_default();
+    if let Some(state) = words.next() {
+        complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
     }
-    let is_deleted = conn.ask(&format!("delete {id}"))?.line == "DELETED";
-    if !is_deleted {
-        work.fail(&format!("job {id}: now in both tubes, as its time to run has ended"));
-    }
-    Ok(is_deleted)
+    print(&if ctl.is_json { json_object([("id", id.into())]) } else { id.into() })?;
+    Ok(0)
 }
 
-/// Reserves a job, and returns its body; `None` if it is gone or held.
-fn reserve(conn: &mut Conn, id: u64) -> Result<Option<Vec<u8>>, Failure> {
-    let reply = conn.ask(&format!("reserve-job {id}"))?;
-    if reply.line == "UNKNOWN_COMMAND" { Err(lacks("reserve-job")) } else { reply.job() }
-}
-
-/// Returns a reserved job to the state that it had.
-fn give_back(conn: &mut Conn, job: &Fields) -> Result<(), Failure> {
-    let (id, pri) = (job.number("id"), job.number("pri"));
-    let request = match job.text("state") {
-        "buried" => format!("bury {id} {pri}"),
-        _ => format!("release {id} {pri} {}", delay_left(job)),
-    };
-    conn.ask(&request).map(|_| ())
-}
-
-/// Returns the rest of the delay of a job, in seconds: at least 1 while it is delayed.
-fn delay_left(job: &Fields) -> u64 {
-    if job.text("state") == "delayed" { job.number("time-left").max(1) } else { 0 }
+/// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
+pub fn is_key(text: &str, least: u32) -> bool {
+    let number = name_prefix_len(text.as_bytes()).map(|len| &text[len..]);
+    number.is_some_and(|number| match number.strip_prefix(':') {
+        Some(number) => args::number(number).is_some_and(|number: u32| number >= least),
+        None => number.is_empty(),
+    })
 }
 
 /// `export`
@@ -121,53 +75,27 @@ pub fn export(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let name = args::tube(&args.words[0])?;
     let takes = args.has("take");
     let mut conn = ctl.connect()?;
-    let tube = look::tube(&mut conn, name)?;
-    let total = tube.jobs("any") - if takes { tube.jobs("reserved") } else { 0 };
-    if ctl.is_dry_run {
-        print(&format!(
-            "would {} {total} jobs of tube {name}",
-            if takes { "take" } else { "export" }
-        ))?;
-        return Ok(0);
-    }
-    if takes {
-        confirm(ctl, &format!("Take {} jobs out of tube {name}?", grouped(total)))?;
-    }
-    let mut work = Work::start(ctl, "exported", "", total);
-    // What is put meanwhile is not part of the export.
-    let mut pages = Pages::new(name, "any", 0, tube.jobs("any"), takes);
-    let mut step = || {
-        let jobs = pages.next(&mut conn)?;
-        if !jobs.is_empty() && !work.is_stopped() {
-            export_page(&mut conn, &jobs, name, takes, &mut work)?;
-            return Ok(true);
-        }
-        Ok(false)
-    };
-    let ended = loop {
-        match step() {
-            Ok(true) => {}
-            ended => break ended.map(|_| ()),
-        }
-    };
-    work.end(ended)
+    let (verb, states): (_, &[&str]) =
+        if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
+    let tube = Some(look::tube(&mut conn, name)?);
+    let selection = Selection { tube, ids: Vec::new(), states, limit: u64::MAX };
+    let task = Task { verb, done: "exported", to: "", asks: takes };
+    selection
+        .run(ctl, &mut conn, &task, |conn, jobs, work| export_jobs(conn, jobs, name, takes, work))
 }
 
 /// Writes jobs to stdout. If it `takes` them, they are reserved before, and deleted once stdout is synced.
-fn export_page(
+fn export_jobs(
     conn: &mut Conn,
     jobs: &[Fields],
     tube: &str,
     takes: bool,
     work: &mut Work,
 ) -> Result<(), Failure> {
-    let jobs: Vec<&Fields> =
-        jobs.iter().filter(|job| !takes || job.text("state") != "reserved").collect();
     let word = if takes { "reserve-job" } else { "peek" };
     let (mut lines, mut written) = (String::new(), Vec::new());
-    for (job, reply) in
-        jobs.iter().zip(conn.ask_each(&jobs, |job| format!("{word} {}", job.text("id")))?)
-    {
+    let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
+    for (job, reply) in jobs.iter().zip(replies) {
         if reply.line == "UNKNOWN_COMMAND" {
             return Err(lacks(word));
         }
@@ -192,12 +120,10 @@ fn export_page(
     }
     let replies = conn.ask_each(&written, |job| format!("delete {}", job.text("id")))?;
     for (job, reply) in written.iter().zip(replies) {
+        let id = job.text("id");
         match reply.line == "DELETED" {
             true => work.add(1),
-            false => work.fail(&format!(
-                "job {}: written and not deleted, as its time to run has ended",
-                job.text("id")
-            )),
+            false => work.fail(&format!("job {id}: written and not deleted, as its TTR has ended")),
         }
     }
     Ok(())
@@ -213,7 +139,7 @@ pub fn import(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
     let mut conn = if ctl.is_dry_run { None } else { Some(ctl.connect()?) };
-    let mut work = Work::start(ctl, "imported", "would import", 0);
+    let mut work = Work::start(ctl, "import", "imported", 0);
     let mut lines = io::stdin().lock().split(b'\n').enumerate();
     let mut ended = Ok(());
     while ended.is_ok()

@@ -11,8 +11,9 @@ use std::time::Duration;
 /// Work that ends early, with a report, if SIGINT arrives.
 pub struct Work {
     /// The beginning of the last line: `moved`; nothing without that line.
-    verb: &'static str,
+    line: String,
     is_json: bool,
+    pub is_dry_run: bool,
     /// The number of jobs that are done.
     pub done: u64,
     /// The number of jobs that the work is about; 0 if it shows no progress.
@@ -40,13 +41,15 @@ pub fn confirm(ctl: &Ctl, question: &str) -> Result<(), Failure> {
 }
 
 impl Work {
-    /// Starts the work. From now on, SIGINT stops it between two jobs. `would` is the beginning of the last
-    /// line of a dry run.
-    pub fn start(ctl: &Ctl, verb: &'static str, would: &'static str, total: u64) -> Work {
+    /// Starts the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
+    /// a dry run with what it would do.
+    pub fn start(ctl: &Ctl, verb: &str, done: &str, total: u64) -> Work {
+        let &Ctl { is_json, is_dry_run, .. } = ctl;
+        let line = if is_dry_run { format!("would {verb}") } else { done.to_owned() };
         // Without the descriptor, SIGINT ends the process: jobs that it holds become ready again.
         let signals = Signals::take().ok();
-        let (verb, is_json) = (if ctl.is_dry_run { would } else { verb }, ctl.is_json);
-        Work { verb, is_json, done: 0, total, signals, is_stopped: false, has_failed: false }
+        let (is_stopped, has_failed) = (false, false);
+        Work { line, is_json, is_dry_run, done: 0, total, signals, is_stopped, has_failed }
     }
 
     /// Counts jobs that are done.
@@ -93,10 +96,10 @@ impl Work {
     pub fn end(mut self, ended: Result<(), Failure>) -> Result<u8, Failure> {
         self.show("");
         let line = match self.is_json {
-            true => json_object([(self.verb, self.done.to_string())]),
-            false => format!("{} {}", self.verb, self.done),
+            true => json_object([(&*self.line, self.done.to_string())]),
+            false => format!("{} {}", self.line, self.done),
         };
-        let printed = match self.verb {
+        let printed = match &*self.line {
             "" => Ok(()),
             // Stdout has the jobs.
             "exported" => writeln!(io::stderr(), "{line}").or(Ok(())),

@@ -1,0 +1,144 @@
+//! The jobs that a command works on: those with some ids, or those of a tube in some states. It must not
+//! know what the work is.
+
+use super::conn::{Conn, Fields, WINDOW};
+use super::look::{self, Pages, Tube};
+use super::print::{capitalized, grouped};
+use super::work::{Work, confirm};
+use super::{Ctl, print};
+use crate::os::failure::Failure;
+
+/// The states of jobs that no worker holds.
+pub const NOT_HELD: &[&str] = &["buried", "delayed", "ready"];
+
+/// Selected jobs.
+pub struct Selection {
+    /// The tube; `None` if only ids select the jobs.
+    pub tube: Option<Tube>,
+    /// The ids; without one, all jobs of the tube in these states are selected.
+    pub ids: Vec<u64>,
+    pub states: &'static [&'static str],
+    /// At most this many jobs of the tube.
+    pub limit: u64,
+}
+
+/// What is done with jobs, in the words of the tool.
+pub struct Task<'t> {
+    /// `retry`, and `retried` in the last line.
+    pub verb: &'static str,
+    pub done: &'static str,
+    /// What follows the number of jobs in a question or a dry run.
+    pub to: &'t str,
+    /// Whether it asks before it begins.
+    pub asks: bool,
+}
+
+impl Selection {
+    /// Returns the number of selected jobs.
+    fn total(&self) -> u64 {
+        let count = |tube: &Tube| self.states.iter().map(|state| tube.jobs(state)).sum();
+        let of_tube = self.tube.as_ref().filter(|_| self.ids.is_empty());
+        of_tube.map_or(self.ids.len() as u64, |tube| self.limit.min(count(tube)))
+    }
+
+    /// Asks, and starts the work. A dry run on a tube prints the number of jobs and has no work.
+    pub fn begin(&self, ctl: &Ctl, task: &Task<'_>) -> Result<Option<Work>, Failure> {
+        let &Task { verb, done, to, asks } = task;
+        let total = self.total();
+        let of_tube = self.tube.as_ref().map(|tube| format!(" of tube {}", tube.name));
+        let of_tube = of_tube.unwrap_or_default();
+        if ctl.is_dry_run && self.ids.is_empty() {
+            return print(&format!("would {verb} {total} jobs{of_tube}{to}")).map(|()| None);
+        }
+        if asks && !ctl.is_dry_run {
+            let (verb, total) = (capitalized(verb), grouped(total));
+            confirm(ctl, &format!("{verb} {total} jobs{of_tube}{to}?"))?;
+        }
+        Ok(Some(Work::start(ctl, verb, done, total)))
+    }
+
+    /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped. In a dry
+    /// run they are only counted.
+    pub fn each(
+        &self,
+        conn: &mut Conn,
+        work: &mut Work,
+        mut act: impl FnMut(&mut Conn, &[Fields], &mut Work) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for window in self.ids.chunks(WINDOW) {
+            if work.is_stopped() {
+                return Ok(());
+            }
+            let jobs = self.named(conn, window, work)?;
+            if work.is_dry_run {
+                work.add(jobs.len() as u64);
+                continue;
+            }
+            let before = work.done;
+            act(conn, &jobs, work)?;
+            if work.done - before < jobs.len() as u64 && !work.is_stopped() {
+                work.fail(
+                    "some of these jobs are gone, or held by a worker, since they were found",
+                );
+            }
+        }
+        let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
+        for state in self.states {
+            // What is put meanwhile is left out.
+            let left = self.limit.saturating_sub(work.done).min(tube.jobs(state));
+            let mut pages = Pages::new(&tube.name, state, 0, left, *state != "any");
+            while !work.is_stopped()
+                && let jobs @ [_, ..] = &pages.next(conn)?[..]
+            {
+                act(conn, jobs, work)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins, does all work, and ends it. Returns the exit code.
+    pub fn run(
+        &self,
+        ctl: &Ctl,
+        conn: &mut Conn,
+        task: &Task<'_>,
+        act: impl FnMut(&mut Conn, &[Fields], &mut Work) -> Result<(), Failure>,
+    ) -> Result<u8, Failure> {
+        let Some(mut work) = self.begin(ctl, task)? else { return Ok(0) };
+        let ended = self.each(conn, &mut work, act);
+        work.end(ended)
+    }
+
+    /// Returns the statistics of the jobs with these ids. Those that are gone, or in another tube or state,
+    /// are reported.
+    fn named(&self, conn: &mut Conn, ids: &[u64], work: &mut Work) -> Result<Vec<Fields>, Failure> {
+        let mut jobs = Vec::new();
+        for (id, job) in ids.iter().zip(look::jobs(conn, ids)?) {
+            let is_here =
+                |job: &Fields| self.tube.as_ref().is_none_or(|tube| tube.name == job.text("tube"));
+            match job.filter(is_here) {
+                None => work.fail(&format!("job {id}: not found")),
+                Some(job) if self.states.contains(&job.text("state")) => jobs.push(job),
+                Some(job) => {
+                    let (own, states) = (job.text("state"), self.states.join(" or "));
+                    work.fail(&format!("job {id}: {own}, not {states}"));
+                }
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+/// Sends a request for each of these jobs. Those that are gone since they were found need none.
+pub fn request(
+    conn: &mut Conn,
+    jobs: &[Fields],
+    (word, done): (&str, &str),
+    work: &mut Work,
+) -> Result<(), Failure> {
+    let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
+    for reply in replies.into_iter().filter(|reply| reply.line != "NOT_FOUND") {
+        reply.expect(done).map(|_| work.add(1))?;
+    }
+    Ok(())
+}
