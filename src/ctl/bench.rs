@@ -3,9 +3,9 @@
 use super::act::delete_all;
 use super::conn::{Conn, EXIT_NO_SERVER};
 use super::look;
-use super::print::{Table, grouped, json_object, json_string};
+use super::print::{Cell, Listing, grouped};
 use super::work::Work;
-use super::{Args, Ctl, print, print_with, usage_error};
+use super::{Args, Ctl, print, usage_error};
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,30 +118,27 @@ fn cycle(conn: &mut Conn, body: &[u8], latencies: &mut Latencies) -> Result<(), 
 fn report(ctl: &Ctl, latencies: Latencies, jobs: u64, nanos: u64) -> Result<(), Failure> {
     let rate = u128::from(jobs) * 1_000_000_000 / u128::from(nanos.max(1));
     let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-    let mut table = Table::new("<COMMAND >P50_US >P95_US >P99_US >MAX_US");
-    print_with(|out| {
-        for (command, mut latencies) in ["put", "reserve", "delete"].into_iter().zip(latencies) {
-            latencies.sort_unstable();
-            let micros = [50, 95, 99, 100].map(|percent| {
-                let index =
-                    (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
-                latencies.get(index).map_or(0, |nanos| nanos / 1000).to_string()
-            });
-            if !ctl.is_json {
-                table.add([command.to_owned()].into_iter().chain(micros).collect());
-                continue;
-            }
-            let mut pairs = vec![("command", json_string(command)), ("jobs", jobs.to_string())];
-            pairs.push(("jobs_per_second", rate.to_string()));
-            pairs.extend(["p50_us", "p95_us", "p99_us", "max_us"].into_iter().zip(micros));
-            writeln!(out, "{}", json_object(pairs))?;
-        }
-        table.print(out)?;
-        match ctl.is_json {
-            true => Ok(()),
-            false => {
-                writeln!(out, "{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, grouped(rate))
-            }
-        }
-    })
+    const COLUMNS: &str = "command<COMMAND jobs! jobs_per_second! p50_us>P50_US p95_us>P95_US \
+                           p99_us>P99_US max_us>MAX_US";
+    let mut listing = Listing::new(ctl.is_json, COLUMNS);
+    for (command, mut latencies) in ["put", "reserve", "delete"].into_iter().zip(latencies) {
+        latencies.sort_unstable();
+        let last = latencies.len().saturating_sub(1);
+        let micros = |percent: usize| {
+            let nanos = latencies.get((latencies.len() * percent / 100).min(last));
+            Cell::number(nanos.map_or(0, |nanos| nanos / 1000))
+        };
+        listing.add(|key| match key {
+            "command" => Cell::text(command),
+            "jobs" => Cell::number(jobs),
+            "jobs_per_second" => Cell::number(rate),
+            "p50_us" => micros(50),
+            "p95_us" => micros(95),
+            "p99_us" => micros(99),
+            _ => micros(100),
+        })?;
+    }
+    listing.print()?;
+    let line = format!("{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, grouped(rate));
+    if ctl.is_json { Ok(()) } else { print(&line) }
 }

@@ -213,10 +213,14 @@ impl Fields {
         (document.lines().filter_map(entry).collect(), next)
     }
 
-    /// Returns a value without its quotes; nothing if it is missing.
+    /// Returns a value; nothing if it is missing.
+    pub fn raw(&self, key: &str) -> &str {
+        self.0.iter().find(|(own, _)| own == key).map_or("", |(_, value)| value)
+    }
+
+    /// Returns a value without its quotes.
     pub fn text(&self, key: &str) -> &str {
-        let found = self.0.iter().find(|(own, _)| own == key);
-        found.map_or("", |(_, value)| value.trim_matches('"'))
+        self.raw(key).trim_matches('"')
     }
 
     /// Returns a number; 0 if it is missing.

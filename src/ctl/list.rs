@@ -2,7 +2,9 @@
 
 use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
-use super::print::{Table, escaped, json_object, json_string, json_value, span, terminal_size};
+use super::print::{
+    Cell, Listing, escaped, json_object, json_string, json_value, span, terminal_size,
+};
 use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, print_with};
 use crate::engine::text::Base64;
 use crate::os::failure::Failure;
@@ -12,9 +14,6 @@ use std::collections::HashMap;
 /// The largest body of which a list shows the beginning, and the bytes that it shows.
 const PREVIEW_MAX: u64 = 65_536;
 const PREVIEW_LEN: usize = 80;
-
-/// The rows of a table that are printed together: with one width of each column.
-const ROWS_MAX: usize = 1000;
 
 /// `failed`
 pub fn failed(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
@@ -27,16 +26,17 @@ pub fn failed(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
             look::tubes(&mut conn, &names)?
         }
     };
-    let keys = "id tube age reserves timeouts buries bytes body";
-    let mut table = Table::new(">ID ~TUBE >AGE >RESERVES >TIMEOUTS >BURIES >BYTES .BODY");
+    const COLUMNS: &str = "id>ID tube~TUBE age>AGE reserves>RESERVES timeouts>TIMEOUTS \
+                           buries>BURIES bytes>BYTES body.BODY";
+    let mut listing = Listing::new(false, COLUMNS);
     let mut is_cut = false;
     for tube in tubes.iter().filter(|tube| tube.jobs("buried") > 0) {
         let mut pages = Pages::new(&tube.name, "buried", 0, left, true);
-        let shown = show(ctl, &mut conn, &tube.name, &mut pages, (keys, &mut table))?;
+        let shown = show(ctl, &mut conn, &tube.name, &mut pages, &mut listing)?;
         left -= shown;
         is_cut |= pages.peeks && shown < tube.jobs("buried");
     }
-    print_with(|out| table.print(out))?;
+    listing.print()?;
     if is_cut {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
@@ -50,29 +50,23 @@ pub fn jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let limit = args.number("limit")?.unwrap_or(u64::MAX);
     let mut conn = ctl.connect()?;
     let tube = look::tube(&mut conn, &args.words[0])?;
-    let (keys, columns) = match state {
-        "reserved" => (
-            "id state pri age ttr time-left client held bytes body",
-            ">ID <STATE >PRI >AGE >TTR >LEFT >CLIENT >HELD >BYTES .BODY",
-        ),
-        _ => (
-            "id state pri age ttr time-left reserves bytes body",
-            ">ID <STATE >PRI >AGE >TTR >LEFT >RESERVES >BYTES .BODY",
-        ),
-    };
+    let own = if state == "reserved" { "client>CLIENT held>HELD" } else { "reserves>RESERVES" };
+    let columns = format!(
+        "id>ID state<STATE pri>PRI age>AGE ttr>TTR time-left>LEFT {own} bytes>BYTES body.BODY"
+    );
+    let mut listing = Listing::new(false, &columns);
     let mut pages = Pages::new(&tube.name, state, after, limit, false);
-    let mut table = Table::new(columns);
-    show(ctl, &mut conn, &tube.name, &mut pages, (keys, &mut table))?;
-    print_with(|out| table.print(out)).map(|()| 0)
+    show(ctl, &mut conn, &tube.name, &mut pages, &mut listing)?;
+    listing.print().map(|()| 0)
 }
 
-/// Prints jobs of a tube, or adds them to a table with these keys; returns their number.
+/// Prints jobs of a tube as JSON, or adds them to a listing; returns their number.
 fn show(
     ctl: &Ctl,
     conn: &mut Conn,
     tube: &str,
     pages: &mut Pages,
-    (keys, table): (&str, &mut Table),
+    listing: &mut Listing,
 ) -> Result<u64, Failure> {
     let mut count = 0;
     loop {
@@ -93,17 +87,12 @@ fn show(
         for job in &jobs {
             let reply = if is_small(&job) { replies.next() } else { None };
             let body = reply.map_or(Ok(None), super::conn::Reply::job)?.unwrap_or_default();
-            let cell = |key| match key {
-                "tube" => tube.into(),
-                "age" | "ttr" | "time-left" | "held" => span(job.number(key)),
-                "bytes" if job.text("bytes").is_empty() => body.len().to_string(),
-                "body" => escaped(&body[..body.len().min(PREVIEW_LEN)]),
-                _ => job.text(key).to_owned(),
-            };
-            table.add(keys.split(' ').map(cell).collect());
-        }
-        if table.rows() >= ROWS_MAX {
-            print_with(|out| table.print(out))?;
+            listing.add(|key| match key {
+                "tube" => Cell::text(tube),
+                "bytes" => Cell::number(job.number("bytes").max(body.len() as u64)),
+                "body" => Cell::text(&escaped(&body[..body.len().min(PREVIEW_LEN)])),
+                _ => Cell::of(job, key),
+            })?;
         }
     }
 }
@@ -181,35 +170,26 @@ pub fn workers(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         let jobs = holds.get(&client.number("id"));
         Reverse(jobs.map(|jobs| jobs[0].number("held")))
     });
-    let mut table = Table::new(">CLIENT ~ADDRESS >AGE <ACTIVITY >WATCHING ~USING .HOLDS");
-    print_with(|out| {
-        for client in clients {
-            let jobs = holds.remove(&client.number("id")).unwrap_or_default();
-            if ctl.is_json {
-                let jobs: Vec<String> =
-                    jobs.iter().map(|job| json_of(job, job.text("tube"), None)).collect();
-                let own = client.0.iter().map(|(key, value)| (key.as_str(), json_value(value)));
-                let jobs = ("jobs", format!("[{}]", jobs.join(",")));
-                writeln!(out, "{}", json_object(own.chain([jobs])))?;
-                continue;
+    const COLUMNS: &str = "id>CLIENT address~ADDRESS age>AGE activity<ACTIVITY reserved! \
+                           watching>WATCHING using~USING jobs.HOLDS";
+    let mut listing = Listing::new(ctl.is_json, COLUMNS);
+    for client in clients {
+        let jobs = holds.remove(&client.number("id")).unwrap_or_default();
+        let hold = |job: &Fields| {
+            let [id, tube] = ["id", "tube"].map(|key| job.text(key));
+            format!("job {id} of {tube} {}", span(job.number("held")))
+        };
+        listing.add(|key| match key {
+            "jobs" => {
+                let json = jobs.iter().map(|job| json_of(job, job.text("tube"), None));
+                let [json, text] = [json.collect(), jobs.iter().map(hold).collect()]
+                    .map(|list: Vec<String>| list.join(", "));
+                Cell(format!("[{json}]"), text)
             }
-            let hold = |job: &Fields| {
-                format!(
-                    "job {} of {} {}",
-                    job.text("id"),
-                    job.text("tube"),
-                    span(job.number("held"))
-                )
-            };
-            let holds = jobs.iter().map(hold).collect::<Vec<_>>().join(", ");
-            let mut cells = ["id", "address", "age", "activity", "watching", "using"]
-                .map(|key| client.text(key).to_owned());
-            cells[2] = span(client.number("age"));
-            table.add(cells.into_iter().chain([holds]).collect());
-        }
-        table.print(out)
-    })?;
-    Ok(0)
+            _ => Cell::of(&client, key),
+        })?;
+    }
+    listing.print().map(|()| 0)
 }
 
 /// Returns the jobs that clients hold, the longest held first, by the number of the client.

@@ -1,19 +1,62 @@
 //! What the tool prints: tables, JSON, escaped bodies, times. It must not know a server.
 
+use super::conn::Fields;
+use super::print_with;
 use crate::engine::text::JsonText;
+use crate::os::failure::Failure;
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
 
-/// A table that is printed in parts: its header once, and columns that get wider only.
-pub struct Table {
-    /// The titles, each after the kind of its column: `>` aligned to the right, `<` to the left, `~` a
-    /// name that is cut in its middle, `.` text that is cut at its end.
-    columns: Vec<&'static str>,
+/// Rows that are printed as a table or as lines of JSON, in parts: the header once, and columns that get wider
+/// only.
+pub struct Listing {
+    is_json: bool,
+    columns: Vec<Column>,
     widths: Vec<usize>,
-    rows: Vec<Vec<String>>,
+    rows: Vec<Vec<Cell>>,
     width: usize,
     is_begun: bool,
 }
+
+/// A column: its key in JSON, its kind and its title in a table. The kinds are `>` aligned to the right, `<` to
+/// the left, `~` a name that is cut in its middle, `.` text that is cut at its end, and `!` not in the table.
+/// A column without a key is not in JSON.
+type Column = (String, char, String);
+
+/// A value: as JSON, and as text for people.
+#[derive(Clone)]
+pub struct Cell(pub String, pub String);
+
+impl Cell {
+    pub fn text(text: &str) -> Cell {
+        Cell(json_string(text), text.to_owned())
+    }
+
+    pub fn number(number: impl ToString) -> Cell {
+        Cell(number.to_string(), number.to_string())
+    }
+
+    /// A time in seconds.
+    pub fn span(secs: u64) -> Cell {
+        Cell(secs.to_string(), span(secs))
+    }
+
+    /// A value of a document.
+    pub fn of(fields: &Fields, key: &str) -> Cell {
+        match key {
+            "age" | "ttr" | "time-left" | "held" => Cell::span(fields.number(key)),
+            _ => Cell(json_value(fields.raw(key)), fields.text(key).to_owned()),
+        }
+    }
+}
+
+/// Returns the cell of a value that may be unknown.
+pub fn optional<T>(value: Option<T>, cell: impl FnOnce(T) -> Cell) -> Cell {
+    value.map_or_else(|| Cell("null".into(), "-".into()), cell)
+}
+
+/// The kinds of columns.
+const KINDS: [char; 5] = ['>', '<', '~', '.', '!'];
 
 /// The width where there is no terminal.
 const WIDTH: usize = 80;
@@ -21,43 +64,63 @@ const WIDTH: usize = 80;
 /// The width to which a name or a text is cut at most.
 const NAME_MIN: usize = 8;
 
-impl Table {
-    /// Returns an empty table with these columns.
-    pub fn new(columns: &'static str) -> Table {
-        let columns: Vec<&str> = columns.split(' ').collect();
-        let widths = columns.iter().map(|column| column.len() - 1).collect();
+/// The rows that are printed together, with one width of each column.
+const ROWS_MAX: usize = 1000;
+
+impl Listing {
+    /// Returns an empty listing of columns such as `ready>READY`.
+    pub fn new(is_json: bool, columns: &str) -> Listing {
+        let column = |text: &str| {
+            let (key, title) = text.split_once(KINDS).unwrap_or((text, ""));
+            (key.to_owned(), text[key.len()..].chars().next().unwrap_or('!'), title.to_owned())
+        };
+        let columns: Vec<Column> = columns.split(' ').map(column).collect();
+        let widths = columns.iter().map(|column| column.2.len()).collect();
         let width = terminal_size().map_or(WIDTH, |(width, _)| width);
-        Table { columns, widths, rows: Vec::new(), width, is_begun: false }
+        Listing { is_json, columns, widths, rows: Vec::new(), width, is_begun: false }
     }
 
-    /// Adds a row.
-    pub fn add(&mut self, row: Vec<String>) {
-        for (width, cell) in self.widths.iter_mut().zip(&row) {
-            *width = (*width).max(width_of(cell));
+    /// Adds a row whose cells `cell` makes of the keys of the columns. Many rows are printed at once.
+    pub fn add(&mut self, cell: impl Fn(&str) -> Cell) -> Result<(), Failure> {
+        let row: Vec<Cell> = self.columns.iter().map(|column| cell(&column.0)).collect();
+        for ((width, cell), column) in self.widths.iter_mut().zip(&row).zip(&self.columns) {
+            let own = if column.1 == '!' { 0 } else { width_of(&cell.1) };
+            *width = (*width).max(own);
         }
         self.rows.push(row);
-    }
-
-    /// Returns the number of rows that are not printed yet.
-    pub fn rows(&self) -> usize {
-        self.rows.len()
+        if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
     }
 
     /// Prints the rows that were added since. Without rows nothing is printed, not even the header.
-    pub fn print(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        let widths = self.fitted();
+    pub fn print(&mut self) -> Result<(), Failure> {
+        print_with(|out| self.write(out))
+    }
+
+    fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
-        if !rows.is_empty() && !std::mem::replace(&mut self.is_begun, true) {
-            rows.insert(0, self.columns.iter().map(|column| column[1..].into()).collect());
+        if self.is_json {
+            return rows.into_iter().try_for_each(|row| {
+                let pairs = self.columns.iter().map(|column| column.0.as_str()).zip(row);
+                let pairs = pairs.filter(|(key, _)| !key.is_empty());
+                writeln!(out, "{}", json_object(pairs.map(|(key, Cell(json, _))| (key, json))))
+            });
         }
+        if !rows.is_empty() && !std::mem::replace(&mut self.is_begun, true) {
+            rows.insert(0, self.columns.iter().map(|column| Cell::text(&column.2)).collect());
+        }
+        let widths = self.fitted();
         for row in rows {
             let mut line = String::new();
-            for ((column, &width), cell) in self.columns.iter().zip(&widths).zip(&row) {
-                let cell = cut(cell, width, column.starts_with('~'));
-                let padding = " ".repeat(width - width_of(&cell));
-                line += &match column.starts_with('>') {
-                    true => format!("{padding}{cell}  "),
-                    false => format!("{cell}{padding}  "),
+            for (((_, kind, _), width), Cell(_, text)) in self.columns.iter().zip(&widths).zip(&row)
+            {
+                if *kind == '!' {
+                    continue;
+                }
+                let text = cut(text, *width, *kind == '~');
+                let padding = " ".repeat(width - width_of(&text));
+                line += &match kind {
+                    '>' => format!("{padding}{text}  "),
+                    _ => format!("{text}{padding}  "),
                 };
             }
             writeln!(out, "{}", line.trim_end())?;
@@ -68,9 +131,10 @@ impl Table {
     /// Returns the widths at which the table fits.
     fn fitted(&self) -> Vec<usize> {
         let mut widths = self.widths.clone();
-        while widths.iter().sum::<usize>() + 2 * (widths.len() - 1) > self.width {
+        let shown = self.columns.iter().filter(|column| column.1 != '!').count();
+        while widths.iter().sum::<usize>() + 2 * (shown - 1) > self.width {
             let can_shrink = |&index: &usize| {
-                self.columns[index].starts_with(['~', '.']) && widths[index] > NAME_MIN
+                ['~', '.'].contains(&self.columns[index].1) && widths[index] > NAME_MIN
             };
             let widest = (0..widths.len()).filter(can_shrink).max_by_key(|&index| widths[index]);
             let Some(widest) = widest else { break };
@@ -174,15 +238,19 @@ mod tests {
 
     #[test]
     fn tables_fit_and_names_are_cut_in_the_middle() {
-        let mut table = Table::new("~TUBE >READY");
+        let mut table = Listing::new(false, "tube~TUBE ready>READY");
         table.width = 80;
         let mut out = Vec::new();
-        table.print(&mut out).unwrap();
+        table.write(&mut out).unwrap();
         assert!(out.is_empty());
         let name = format!("a{}z", "-".repeat(198));
-        table.add(vec![name, "7".into()]);
-        table.add(vec!["b".into(), "12".into()]);
-        table.print(&mut out).unwrap();
+        let row = |name: &str, ready: u64| {
+            let (name, ready) = (Cell::text(name), Cell::number(ready));
+            move |key: &str| if key == "tube" { name.clone() } else { ready.clone() }
+        };
+        table.add(row(&name, 7)).unwrap();
+        table.add(row("b", 12)).unwrap();
+        table.write(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);

@@ -2,7 +2,7 @@
 
 use super::conn::{Conn, Fields};
 use super::look::{self, Tube};
-use super::print::{Table, json_object, json_string, span, terminal_size};
+use super::print::{Cell, Listing, json_object, json_string, optional, span, terminal_size};
 use super::work::Work;
 use super::{Args, Ctl, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
@@ -44,49 +44,44 @@ fn is_stuck(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.problems.iter().any(|problem| problem.rule == STUCK))
 }
 
-/// Prints rows, at most as many as a terminal has lines if `fits`.
+/// Prints the first rows.
 fn show(ctl: &Ctl, rows: &[Row], most: usize) -> Result<(), Failure> {
     let is_top = rows.iter().any(|row| row.rates.is_some());
-    let mut table = Table::new(match is_top {
-        true => "~TUBE >READY >HELD >DELAY >BURIED >OLDEST >WORKERS >IDLE >IN/S >OUT/S .NOTE",
-        false => "~TUBE >READY >HELD >DELAY >BURIED >OLDEST >WORKERS >IDLE .NOTE",
-    });
-    print_with(|out| {
-        for Row { tube, problems, rates } in rows.iter().take(most) {
-            let mut numbers =
-                ["ready", "reserved", "delayed", "buried"].map(|state| tube.jobs(state)).to_vec();
-            numbers.extend([tube.oldest, tube.watching(), tube.stats.number("current-waiting")]);
-            let rates = rates.iter().flatten().map(|rate| rate.map(|rate| format!("{rate:.1}")));
-            if ctl.is_json {
-                let text = |text: Option<&str>| text.map_or("null".into(), json_string);
-                let worst = problems.first();
-                let mut pairs = vec![
-                    ("tube", json_string(&tube.name)),
-                    ("level", text(worst.map(|problem| problem.level.name()))),
-                    ("rule", text(worst.map(|problem| problem.rule))),
-                ];
-                let keys = ["ready", "held", "delayed", "buried", "oldest", "workers", "idle"];
-                pairs.extend(keys.into_iter().zip(numbers.iter().map(u64::to_string)));
-                pairs.extend(
-                    ["in", "out"].into_iter().zip(rates.map(|rate| rate.unwrap_or("null".into()))),
-                );
-                writeln!(out, "{}", json_object(pairs))?;
-                continue;
-            }
-            let mut cells = vec![tube.name.clone()];
-            cells.extend(numbers.iter().map(u64::to_string));
-            cells[5] = if numbers[0] > 0 { span(tube.oldest) } else { "-".into() };
-            cells.extend(rates.map(|rate| rate.unwrap_or("-".into())));
-            let rules =
-                problems.iter().map(|problem| problem.rule).filter(|rule| *rule != "paused");
-            let mut notes: Vec<String> = rules.map(str::to_owned).collect();
-            let pause = tube.stats.number("pause-time-left");
-            notes.extend((pause > 0).then(|| format!("paused {}", span(pause))));
-            cells.push(notes.join(", "));
-            table.add(cells);
-        }
-        table.print(out)
-    })
+    let rates = if is_top { "in>IN/S out>OUT/S " } else { "" };
+    let columns = format!(
+        "tube~TUBE level! rule! ready>READY held>HELD delayed>DELAY buried>BURIED oldest>OLDEST \
+         workers>WORKERS idle>IDLE {rates}.NOTE"
+    );
+    let mut listing = Listing::new(ctl.is_json, &columns);
+    for Row { tube, problems, rates } in rows.iter().take(most) {
+        let worst = problems.first();
+        let rate =
+            |index: usize| rates.and_then(|rates| rates[index]).map(|rate| format!("{rate:.1}"));
+        listing.add(|key| match key {
+            "tube" => Cell::text(&tube.name),
+            "level" => optional(worst, |problem| Cell::text(problem.level.name())),
+            "rule" => optional(worst, |problem| Cell::text(problem.rule)),
+            "held" => Cell::number(tube.jobs("reserved")),
+            "oldest" if tube.jobs("ready") == 0 => Cell("0".into(), "-".into()),
+            "oldest" => Cell::span(tube.oldest),
+            "workers" => Cell::number(tube.watching()),
+            "idle" => Cell::number(tube.stats.number("current-waiting")),
+            "in" => optional(rate(0), Cell::number),
+            "out" => optional(rate(1), Cell::number),
+            "" => Cell::text(&note(tube, problems)),
+            state => Cell::number(tube.jobs(state)),
+        })?;
+    }
+    listing.print()
+}
+
+/// Returns the rules of the problems, and the rest of a pause.
+fn note(tube: &Tube, problems: &[Problem]) -> String {
+    let rules = problems.iter().map(|problem| problem.rule).filter(|rule| *rule != "paused");
+    let mut notes: Vec<String> = rules.map(str::to_owned).collect();
+    let pause = tube.stats.number("pause-time-left");
+    notes.extend((pause > 0).then(|| format!("paused {}", span(pause))));
+    notes.join(", ")
 }
 
 /// `status`
