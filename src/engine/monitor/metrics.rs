@@ -1,6 +1,6 @@
 //! The metrics page: the values of `stats` and `stats-tube` and more, in the Prometheus text format
 //! 0.0.4. To add a metric of the server or of a tube, add a row to one of the functions `write_...` or to
-//! [`TUBE_METRICS`].
+//! [`TUBE_METRICS`], and its kind and help to `page/metrics.txt`.
 //!
 //! The number of tubes, jobs and connections is not bounded, so the page is written in slices. The first
 //! slices scan connections and tubes, and store the values: samples of one metric are adjacent in the page,
@@ -123,10 +123,10 @@ impl Page for MetricsPage {
                 let count = self.tubes.len() + rest.iter().len();
                 let to = &mut Text(text);
                 while to.0.len() < limits.metrics_per_page_slice_bytes && metric < metrics.len() {
-                    let (about, write) = metrics[metric];
+                    let (name, write) = metrics[metric];
                     let mut family = match tube {
-                        0 => to.family(about),
-                        _ => Family { name: name_of(about), tube_name: None, text: to.0 },
+                        0 => to.family(name),
+                        _ => Family { name, tube_name: None, text: to.0 },
                     };
                     if let Some(stats) = self.tubes.iter().chain(rest).nth(tube) {
                         family.tube_name = Some(&stats.name);
@@ -152,30 +152,22 @@ impl MetricsPage {
         write_process(server, to);
         self.write_clients(server, queue, to);
         write_jobs(server, queue, to);
-        to.one("beanstalkd_tubes Tubes.", queue.tubes.len());
-        let about = "beanstalkd_tubes_aggregated Tubes without samples of their own, which are \
-                     added up as \"other tubes\".";
-        to.one(about, self.rest_count);
-        let about =
-            "beanstalkd_loop_iteration_seconds Duration of event loop iterations, without waiting.";
-        to.histogram(about, &view.measurements.iterations);
+        to.one("beanstalkd_tubes", queue.tubes.len());
+        to.one("beanstalkd_tubes_aggregated", self.rest_count);
+        to.histogram("beanstalkd_loop_iteration_seconds", &view.measurements.iterations);
         write_binlog(server, queue, to);
         write_body_cache(queue, to);
     }
 
     fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
-        let about = "beanstalkd_connections Open client connections, by state.";
-        let mut connections = to.family(about);
+        let mut connections = to.family("beanstalkd_connections");
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
             connections.with("state", activity.name(), count);
         }
-        let about = "beanstalkd_connections_opened_total Accepted client connections.";
-        to.one(about, server.total_connections);
-        let about = "beanstalkd_producers Open connections that have put a job.";
-        to.one(about, queue.totals.producers);
-        let about = "beanstalkd_workers Open connections that have sent a reserve command.";
-        to.one(about, queue.totals.workers);
-        let mut commands = to.family("beanstalkd_commands_total Received commands, by name.");
+        to.one("beanstalkd_connections_opened_total", server.total_connections);
+        to.one("beanstalkd_producers", queue.totals.producers);
+        to.one("beanstalkd_workers", queue.totals.workers);
+        let mut commands = to.family("beanstalkd_commands_total");
         let counted = COMMANDS.iter().zip(server.commands);
         for (command, count) in counted.filter(|(row, _)| row.counted != Counted::Nowhere) {
             commands.with("command", command.name(), count);
@@ -187,12 +179,9 @@ impl MetricsPage {
 
 fn write_process(server: &ServerStats<'_>, to: &mut Text<'_>) {
     let info = server.process;
-    let about = "beanstalkd_build_info Version of the server, and of C beanstalkd that it replaces; \
-                 always 1.";
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
     let labels = format_args!("version=\"{own}\",protocol=\"{protocol}\"");
-    to.family(about).labelled(labels, 1);
-    let about = "beanstalkd_instance_info Process and host, as in stats; always 1.";
+    to.family("beanstalkd_build_info").labelled(labels, 1);
     let labels = format_args!(
         "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
         Label(&info.instance_id),
@@ -201,105 +190,75 @@ fn write_process(server: &ServerStats<'_>, to: &mut Text<'_>) {
         Label(&info.os_version),
         Label(&info.platform)
     );
-    to.family(about).labelled(labels, 1);
-    let about = "process_start_time_seconds Start time of the server, in seconds since 1970.";
-    to.one(about, Seconds(info.started_at));
+    to.family("beanstalkd_instance_info").labelled(labels, 1);
+    to.one("process_start_time_seconds", Seconds(info.started_at));
     let time = (info.processor_time)();
     let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
-    let about = "process_cpu_seconds_total Processor time in user mode and in the kernel.";
-    to.one(about, Seconds(user + system));
-    let about = "beanstalkd_cpu_seconds_total Processor time, by mode: user or system.";
-    let mut processor = to.family(about);
+    to.one("process_cpu_seconds_total", Seconds(user + system));
+    let mut processor = to.family("beanstalkd_cpu_seconds_total");
     processor.with("mode", "user", Seconds(user));
     processor.with("mode", "system", Seconds(system));
     if let Some(bytes) = (info.resident_bytes)() {
-        to.one("process_resident_memory_bytes Resident memory of the process.", bytes);
+        to.one("process_resident_memory_bytes", bytes);
     }
-    let about = "beanstalkd_draining 1 while puts are rejected with DRAINING, otherwise 0.";
-    to.one(about, u8::from(server.is_draining));
+    to.one("beanstalkd_draining", u8::from(server.is_draining));
 }
 
 fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let totals = &queue.totals;
     let Totals { ready, reserved, delayed, buried, .. } = *totals;
-    to.family("beanstalkd_jobs Jobs, by state.").states([ready, reserved, delayed, buried]);
-    to.one("beanstalkd_urgent_jobs Ready jobs with a priority below 1024.", totals.urgent);
-    to.one("beanstalkd_jobs_created_total Created jobs.", totals.total_jobs);
-    let about = "beanstalkd_unique_hits_total Puts that inserted no job, because another job has \
-                 their key.";
-    to.one(about, queue.unique.hits());
+    to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
+    to.one("beanstalkd_urgent_jobs", totals.urgent);
+    to.one("beanstalkd_jobs_created_total", totals.total_jobs);
+    to.one("beanstalkd_unique_hits_total", queue.unique.hits());
     let (jobs, kept) = queue.unique.counts();
-    let about = "beanstalkd_unique_keys Keys of jobs, and of deleted jobs whose keys are kept.";
-    let mut keys = to.family(about);
+    let mut keys = to.family("beanstalkd_unique_keys");
     keys.with("state", "job", jobs);
     keys.with("state", "kept", kept);
-    let about = "beanstalkd_blocked_jobs Ready jobs that cannot be reserved, because as many jobs with \
-                 the same con: key are reserved as its limit allows.";
-    to.one(about, queue.unique.groups.blocked());
-    let about =
-        "beanstalkd_job_timeouts_total Reservations that ended because the time to run had passed.";
-    to.one(about, totals.timeouts);
-    to.one(
-        "beanstalkd_job_memory_bytes Memory of jobs, their bodies in memory and their keys.",
-        queue.job_bytes(),
-    );
+    to.one("beanstalkd_blocked_jobs", queue.unique.groups.blocked());
+    to.one("beanstalkd_job_timeouts_total", totals.timeouts);
+    to.one("beanstalkd_job_memory_bytes", queue.job_bytes());
     if let Some(limit) = server.max_memory_bytes {
-        let about = "beanstalkd_job_memory_limit_bytes Job memory from which puts are rejected \
-                     with OUT_OF_MEMORY.";
-        to.one(about, limit);
+        to.one("beanstalkd_job_memory_limit_bytes", limit);
     }
-    to.one("beanstalkd_job_size_limit_bytes Maximum size of a job body.", server.max_job_size);
+    to.one("beanstalkd_job_size_limit_bytes", server.max_job_size);
 }
 
 /// The page of a server that stands by.
 pub fn standby_metrics(leader: Option<&str>) -> String {
     let mut text = String::new();
     let mut to = Text(&mut text);
-    to.one("beanstalkd_leading 1 if this server leads its cluster, otherwise 0.", 0_u8);
+    to.one("beanstalkd_leading", 0_u8);
     if let Some(leader) = leader {
-        let about = "beanstalkd_leader_info Server that leads the cluster; always 1.";
-        to.family(about).labelled(format_args!("leader=\"{}\"", Label(leader)), 1);
+        to.family("beanstalkd_leader_info")
+            .labelled(format_args!("leader=\"{}\"", Label(leader)), 1);
     }
     text
 }
 
 fn write_remote(remote: &RemoteStats, to: &mut Text<'_>) {
-    to.one("beanstalkd_leading 1 if this server leads its cluster, otherwise 0.", 1_u8);
-    let about = "beanstalkd_lease_seconds Time until the server may not answer, unless its lease \
-                 is renewed.";
-    to.one(about, Seconds(remote.lease_left));
-    let about = "beanstalkd_etcd_transaction_seconds Duration of transactions of etcd.";
-    to.histogram(about, &remote.transactions);
-    to.one("beanstalkd_etcd_written_bytes_total Bytes written to etcd.", remote.stored_bytes);
-    let about = "beanstalkd_etcd_unacknowledged_bytes Bytes that etcd has not acknowledged yet.";
-    to.one(about, remote.waiting_bytes);
-    let about = "beanstalkd_etcd_waiting_seconds Time for which a write to etcd has waited, or 0.";
-    to.one(about, Seconds(remote.waiting_for));
+    to.one("beanstalkd_leading", 1_u8);
+    to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
+    to.histogram("beanstalkd_etcd_transaction_seconds", &remote.transactions);
+    to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
+    to.one("beanstalkd_etcd_unacknowledged_bytes", remote.waiting_bytes);
+    to.one("beanstalkd_etcd_waiting_seconds", Seconds(remote.waiting_for));
 }
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     let Some(binlog) = &queue.binlog else { return };
     let stats = binlog.stats();
-    to.one("beanstalkd_binlog_files Binlog files.", stats.files);
-    to.one("beanstalkd_binlog_oldest_file_number Number of the oldest binlog file.", stats.oldest);
-    let about = "beanstalkd_binlog_current_file_number Number of the current binlog file.";
-    to.one(about, stats.current);
-    let about = "beanstalkd_binlog_file_size_bytes Size of a binlog file on a large disk, as set.";
-    to.one(about, server.binlog_file_size);
-    to.one("beanstalkd_binlog_disk_bytes Disk space of all binlog files.", stats.disk_bytes);
-    let about = "beanstalkd_binlog_live_bytes Size of the records of live jobs and kept keys.";
-    to.one(about, stats.live_bytes);
-    let about = "beanstalkd_binlog_dead_bytes Size of the records that compaction can drop.";
-    to.one(about, stats.dead_bytes);
-    let about = "beanstalkd_binlog_full 1 while puts are refused for want of space, otherwise 0.";
-    to.one(about, u8::from(stats.is_full));
-    let about = "beanstalkd_binlog_records_written_total Records written to the binlog.";
-    to.one(about, stats.records_written);
-    let about = "beanstalkd_binlog_records_migrated_total Jobs that compaction has moved to newer \
-                 binlog files.";
-    to.one(about, stats.records_migrated);
-    let about = "beanstalkd_binlog_sync_seconds Duration of binlog syncs.";
-    to.histogram(about, &binlog.disk.sync_times());
+    to.one("beanstalkd_binlog_files", stats.files);
+    to.one("beanstalkd_binlog_oldest_file_number", stats.oldest);
+    to.one("beanstalkd_binlog_current_file_number", stats.current);
+    to.one("beanstalkd_binlog_file_size_bytes", server.binlog_file_size);
+    to.one("beanstalkd_binlog_disk_bytes", stats.disk_bytes);
+    to.one("beanstalkd_binlog_live_bytes", stats.live_bytes);
+    to.one("beanstalkd_binlog_dead_bytes", stats.dead_bytes);
+    to.one("beanstalkd_binlog_full", u8::from(stats.is_full));
+    to.one("beanstalkd_binlog_records_written_total", stats.records_written);
+    to.one("beanstalkd_binlog_records_migrated_total", stats.records_migrated);
+    to.histogram("beanstalkd_binlog_sync_seconds", &binlog.disk.sync_times());
     if let Some(remote) = binlog.disk.remote_stats() {
         write_remote(&remote, to);
     }
@@ -309,19 +268,13 @@ fn write_body_cache(queue: &Queue, to: &mut Text<'_>) {
     let cache = &queue.body_cache;
     let Some(limit) = cache.limit else { return };
     let (cold, stats) = (cache.cold(), cache.stats());
-    to.one("beanstalkd_body_cache_bytes Size of the bodies in memory.", cache.warm_bytes());
-    let about = "beanstalkd_body_cache_limit_bytes Size of bodies in memory beyond which bodies \
-                 become cold (--body-cache).";
-    to.one(about, limit);
-    to.one("beanstalkd_cold_jobs Jobs whose bodies are cold: only in the binlog.", cold.jobs);
-    to.one("beanstalkd_cold_body_bytes Size of the cold bodies.", cold.bytes);
-    to.one("beanstalkd_body_reads_total Cold bodies that were read back for clients.", stats.reads);
-    let about = "beanstalkd_body_wait_seconds Time for which a reply has waited until the disk had \
-                 read its cold bodies.";
-    to.histogram(about, &stats.wait_times);
-    let about = "beanstalkd_body_read_failures_total Attempts to read a cold body that failed: the \
-                 job was buried, or lost.";
-    to.one(about, stats.failures);
+    to.one("beanstalkd_body_cache_bytes", cache.warm_bytes());
+    to.one("beanstalkd_body_cache_limit_bytes", limit);
+    to.one("beanstalkd_cold_jobs", cold.jobs);
+    to.one("beanstalkd_cold_body_bytes", cold.bytes);
+    to.one("beanstalkd_body_reads_total", stats.reads);
+    to.histogram("beanstalkd_body_wait_seconds", &stats.wait_times);
+    to.one("beanstalkd_body_read_failures_total", stats.failures);
 }
 
 // ---- Metrics of each tube ----
@@ -331,74 +284,44 @@ type WriteSamples = fn(&TubeStats, &mut Family<'_>);
 
 /// The last one is written only with a body cache.
 const TUBE_METRICS: [(&str, WriteSamples); 17] = [
-    ("beanstalkd_tube_jobs Jobs of a tube, by state.", |tube, to| {
-        to.states([tube.ready, tube.reserved, tube.delayed, tube.buried]);
+    ("beanstalkd_tube_jobs", |tube, to| {
+        to.states([tube.ready, tube.reserved, tube.delayed, tube.buried])
     }),
-    ("beanstalkd_tube_urgent_jobs Ready jobs of a tube with a priority below 1024.", |tube, to| {
-        to.one(tube.urgent);
+    ("beanstalkd_tube_urgent_jobs", |tube, to| to.one(tube.urgent)),
+    ("beanstalkd_tube_oldest_ready_job_age_seconds", |tube, to| {
+        to.one(Seconds(tube.oldest_ready_age));
     }),
-    (
-        "beanstalkd_tube_oldest_ready_job_age_seconds Age of the oldest ready job of a tube; 0 without \
-         ready jobs.",
-        |tube, to| to.one(Seconds(tube.oldest_ready_age)),
-    ),
-    ("beanstalkd_tube_jobs_created_total Created jobs of a tube.", |tube, to| {
-        to.one(tube.total_jobs);
+    ("beanstalkd_tube_jobs_created_total", |tube, to| to.one(tube.total_jobs)),
+    ("beanstalkd_tube_deletes_total", |tube, to| to.one(tube.deletes)),
+    ("beanstalkd_tube_using", |tube, to| to.one(tube.using)),
+    ("beanstalkd_tube_watching", |tube, to| to.one(tube.watching)),
+    ("beanstalkd_tube_waiting", |tube, to| to.one(tube.waiting)),
+    ("beanstalkd_tube_pauses_total", |tube, to| to.one(tube.pauses)),
+    ("beanstalkd_tube_buried_after_returns_total", |tube, to| to.one(tube.buried_after_returns)),
+    ("beanstalkd_tube_pause_seconds", |tube, to| to.one(Seconds(tube.pause))),
+    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.one(Seconds(tube.pause_left))),
+    ("beanstalkd_tube_job_wait_seconds", |tube, to| to.histogram(&tube.outcomes.waits)),
+    ("beanstalkd_tube_job_run_seconds", |tube, to| to.histogram(&tube.outcomes.runs)),
+    ("beanstalkd_tube_reservations_ended_total", |tube, to| {
+        let ends = End::ALL.iter().zip(tube.outcomes.ended);
+        for ((_, how), count) in ends.filter(|_| tube.outcomes.ends().0 > 0) {
+            to.with("how", how, count);
+        }
     }),
-    ("beanstalkd_tube_deletes_total Deleted jobs of a tube.", |tube, to| to.one(tube.deletes)),
-    ("beanstalkd_tube_using Connections that use a tube.", |tube, to| to.one(tube.using)),
-    ("beanstalkd_tube_watching Connections that watch a tube.", |tube, to| to.one(tube.watching)),
-    ("beanstalkd_tube_waiting Connections that watch a tube and wait for a job.", |tube, to| {
-        to.one(tube.waiting);
-    }),
-    ("beanstalkd_tube_pauses_total Pauses of a tube.", |tube, to| to.one(tube.pauses)),
-    (
-        "beanstalkd_tube_buried_after_returns_total Jobs of a tube that were buried because they came \
-         back too often (--bury-after).",
-        |tube, to| to.one(tube.buried_after_returns),
-    ),
-    (
-        "beanstalkd_tube_pause_seconds Duration of the current pause of a tube; 0 without a pause.",
-        |tube, to| to.one(Seconds(tube.pause)),
-    ),
-    (
-        "beanstalkd_tube_pause_left_seconds Remaining time of the current pause of a tube; 0 without \
-         a pause.",
-        |tube, to| to.one(Seconds(tube.pause_left)),
-    ),
-    (
-        "beanstalkd_tube_job_wait_seconds Time of jobs of a tube from the put, and the end of the delay, to \
-         the first reservation.",
-        |tube, to| to.histogram(&tube.outcomes.waits),
-    ),
-    (
-        "beanstalkd_tube_job_run_seconds Time of jobs of a tube from the reservation to the delete by the \
-         worker.",
-        |tube, to| to.histogram(&tube.outcomes.runs),
-    ),
-    (
-        "beanstalkd_tube_reservations_ended_total Ended reservations of jobs of a tube, by how they ended.",
-        |tube, to| {
-            let ends = End::ALL.iter().zip(tube.outcomes.ended);
-            for ((_, how), count) in ends.filter(|_| tube.outcomes.ends().0 > 0) {
-                to.with("how", how, count);
-            }
-        },
-    ),
-    ("beanstalkd_tube_kicks_total Kicked jobs of a tube.", |tube, to| {
+    ("beanstalkd_tube_kicks_total", |tube, to| {
         if tube.outcomes.kicks > 0 {
             to.one(tube.outcomes.kicks);
         }
     }),
-    (
-        "beanstalkd_tube_cold_jobs Jobs of a tube whose bodies are cold: only in the binlog.",
-        |tube, to| to.one(tube.cold),
-    ),
+    ("beanstalkd_tube_cold_jobs", |tube, to| to.one(tube.cold)),
 ];
 
 // ---- The text format ----
 
-/// The text of a page, with a method for each kind of metric. `about` is the name and its help.
+/// Each metric on a line: its name, its kind and its help.
+const METRICS: &str = include_str!("page/metrics.txt");
+
+/// The text of a page, with a method for each kind of metric.
 struct Text<'a>(&'a mut String);
 
 /// A metric family, whose samples are of the tube `tube_name` or of the whole server.
@@ -408,38 +331,22 @@ struct Family<'a> {
     text: &'a mut String,
 }
 
-fn name_of(about: &str) -> &str {
-    about.split_once(' ').map_or(about, |(name, _)| name)
-}
-
 impl Text<'_> {
-    /// Writes the head of a family. Names of counters have the ending `_total`, and those of histograms of tubes
-    /// begin with `beanstalkd_tube_job_`.
-    fn family<'t>(&'t mut self, about: &'t str) -> Family<'t> {
-        let name = name_of(about);
-        let kind = if name.ends_with("_total") {
-            "counter"
-        } else if name.starts_with("beanstalkd_tube_job_") {
-            "histogram"
-        } else {
-            "gauge"
-        };
-        self.head(about, kind)
-    }
-
-    fn head<'t>(&'t mut self, about: &'t str, kind: &str) -> Family<'t> {
-        let name = name_of(about);
-        write_line(self.0, format_args!("# HELP {about}\n# TYPE {name} {kind}"));
+    /// Writes the head of a family, which is in [`METRICS`].
+    fn family<'t>(&'t mut self, name: &'t str) -> Family<'t> {
+        let about = METRICS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let (kind, help) = about.and_then(|about| about.split_once(' ')).unwrap_or_default();
+        write_line(self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
         Family { name, tube_name: None, text: self.0 }
     }
 
     /// Writes a family with one sample.
-    fn one(&mut self, about: &str, value: impl Display) {
-        self.family(about).one(value);
+    fn one(&mut self, name: &str, value: impl Display) {
+        self.family(name).one(value);
     }
 
-    fn histogram(&mut self, about: &str, histogram: &Histogram) {
-        self.head(about, "histogram").histogram(histogram);
+    fn histogram(&mut self, name: &str, histogram: &Histogram) {
+        self.family(name).histogram(histogram);
     }
 }
 
@@ -531,6 +438,25 @@ impl Display for Seconds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_metric_has_a_kind_and_a_help() {
+        let names = METRICS.lines().map(|line| line.split_once(' ').unwrap_or_default().0);
+        let listed: std::collections::BTreeSet<&str> = names.collect();
+        let code = include_str!("metrics.rs").split('"');
+        let is_name = |text: &&str| {
+            (text.starts_with("beanstalkd_") || text.starts_with("process_"))
+                && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        };
+        let used: std::collections::BTreeSet<&str> =
+            code.filter(is_name).filter(|name| !name.ends_with('_')).collect();
+        assert_eq!(listed, used);
+        let kinds = ["counter", "gauge", "histogram"];
+        assert!(METRICS.lines().all(|line| {
+            let mut words = line.splitn(3, ' ').skip(1);
+            words.next().is_some_and(|kind| kinds.contains(&kind)) && words.next().is_some()
+        }));
+    }
 
     #[test]
     fn labels_are_escaped_and_times_are_in_seconds() {

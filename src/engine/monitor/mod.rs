@@ -18,7 +18,7 @@
 //! | [`http`] | requests, the media types that they accept, and response heads |
 //! | [`http_conn`] | the state machine of one HTTP connection |
 //!
-//! The folder `page` has the style and the script of the status page.
+//! The folder `page` has the style and the script of the status page, and the help of the metrics.
 
 pub mod html;
 pub mod http;
