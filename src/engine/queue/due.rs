@@ -106,15 +106,19 @@ impl Queue {
         timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due()).min(slots)
     }
 
-    /// Does due work, at most `work` units for tubes. Connections follow ([`Queue::next_due_conn`]), so that
-    /// a job that becomes ready wins over a timeout.
-    pub fn tick(&mut self, work: usize, now: Nanos) {
+    /// Lets the binlog count an iteration, and compacts it.
+    pub fn tick_binlog(&mut self, now: Nanos) {
         if let Some(binlog) = &mut self.binlog {
             binlog.tick(now);
             self.compact();
             // This compaction is charged to no connection.
             self.moved_bytes = 0;
         }
+    }
+
+    /// Does due work, at most `work` units for tubes. Connections follow ([`Queue::next_due_conn`]), so that
+    /// a job that becomes ready wins over a timeout.
+    pub fn tick(&mut self, work: usize, now: Nanos) {
         self.evict_step();
         self.bodies.reap(self.limits.freed_per_tick_bytes, now);
         self.bury_log.tick(now);

@@ -290,8 +290,9 @@ impl<S> Server<S> {
         self.closing_work_left = s.queue.limits.closing_work;
         self.to_visit = self.ready.len();
         s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
-        // The binlog counts iterations.
-        if s.queue.binlog.is_some() || self.next_due() <= now {
+        s.queue.tick_binlog(now);
+        // No time is known for the end of a read.
+        if self.store.settings.body_cache_bytes.is_some() || self.next_due() <= now {
             self.tick();
         }
         let s = &mut self.store;
