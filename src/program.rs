@@ -6,12 +6,12 @@ use crate::engine::binlog::inspect::{self, InspectError};
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
 use crate::os::disk::Directory;
-use crate::os::failure::Failure;
+use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::init::Machine;
 use crate::os::membership::{Duty, LeaseNote, Membership, Standing};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
-use crate::startup::{self, EXIT_REFUSED, EXIT_USAGE};
+use crate::startup::{self, EXIT_USAGE};
 use log::LevelFilter;
 use rustix::system::RebootCommand;
 use std::fmt::Display;
@@ -126,10 +126,6 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
     }
 }
 
-fn lock(path: &Path) -> Result<Directory, Failure> {
-    Directory::lock(path).map_err(failed(path.display(), EXIT_REFUSED))
-}
-
 fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, Failure> {
     Membership::join(etcd, duty).map_err(failed(&etcd.url, EXIT_REFUSED))
 }
@@ -137,7 +133,7 @@ fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, Failure> {
 /// Copies the binlog in a directory, which no server uses, to etcd.
 fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     logging::start(LevelFilter::Warn, LogFormat::Text);
-    let mut directory = lock(path)?;
+    let mut directory = Directory::lock(path)?;
     let membership = join(etcd, Duty::Import)?;
     loop {
         match membership.standing().map_err(failed(&etcd.url, EXIT_REFUSED))? {
@@ -167,7 +163,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
 
 /// Copies the binlog in etcd, as it is now, to an empty directory.
 fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
-    let mut directory = lock(path)?;
+    let mut directory = Directory::lock(path)?;
     let membership = join(etcd, Duty::Read)?;
     let copied = copy(&mut *membership.disk(), &mut directory, |_| Ok(()));
     report_copy(copied, &etcd.url, &path.display())

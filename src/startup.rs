@@ -24,7 +24,7 @@ use crate::engine::server::Server;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::{EventLoop, LoopWakers};
-use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, Failure, remedy};
+use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, EXIT_REFUSED, Failure, remedy};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{self, Duty, Membership};
@@ -50,8 +50,6 @@ const EXIT_UNKNOWN_USER: u8 = 33;
 const EXIT_USER: u8 = 34;
 /// The exit code for wrong flags.
 pub const EXIT_USAGE: u8 = 5;
-/// The exit code when a binlog cannot be used.
-pub const EXIT_REFUSED: u8 = 10;
 
 /// The descriptors of any server: for events, signals, time, two sockets to listen on, messages to the
 /// service manager, reading `/proc`, and a few clients.
@@ -325,13 +323,12 @@ fn cannot_become(name: &str) -> impl Fn(io::Error) -> Failure + '_ {
 
 /// Locks the directory of the binlog, with a lock file that belongs to `user`.
 fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, Failure> {
-    let directory = match (&options.user, user) {
+    match (&options.user, user) {
         (Some(name), Some(identity)) => {
             user::as_user(identity, || Directory::lock(path)).map_err(cannot_become(name))?
         }
         _ => Directory::lock(path),
-    };
-    directory.map_err(|error| Failure::new(EXIT_REFUSED, format!("-b {}: {error}", path.display())))
+    }
 }
 
 /// Returns the argument of `-s` with which `beanstalkctl` finds this socket from its own machine, or `None`

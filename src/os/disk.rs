@@ -3,13 +3,12 @@
 //! This module does not know the records, nor when files are created and removed.
 
 use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, Home, Unsynced, read_record};
-use super::failure::remedy;
+use super::failure::{EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
 use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -59,18 +58,6 @@ struct Threads {
     unfreed: Arc<AtomicUsize>,
 }
 
-/// Why the directory cannot be used.
-#[derive(Debug)]
-pub enum OpenError {
-    /// The directory cannot be read.
-    Directory(io::Error),
-    /// The lock file cannot be opened, created or locked.
-    LockFile(io::Error),
-    /// Another process has locked it.
-    InUse,
-}
-
-const LOCK_NAME: &str = "lock";
 
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
 /// created, and removed files.
@@ -106,16 +93,19 @@ impl Directory {
     }
 
     /// Opens and locks the directory. C beanstalkd uses the same lock.
-    pub fn lock(path: &Path) -> Result<Directory, OpenError> {
+    pub fn lock(path: &Path) -> Result<Directory, Failure> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
-        let lock = options.open(path.join(LOCK_NAME)).map_err(OpenError::LockFile)?;
-        match files::lock_file(&lock) {
-            Ok(true) => {}
-            Ok(false) => return Err(OpenError::InUse),
-            Err(error) => return Err(OpenError::LockFile(error)),
+        let opened = options.open(path.join("lock"));
+        let locked = opened.and_then(|lock| Ok((files::lock_file(&lock)?, lock)));
+        let (is_locked, lock) = locked.map_err(cannot("lock the file lock", path))?;
+        if !is_locked {
+            let message =
+                "another process keeps its binlog there; stop it, or choose another directory";
+            return Err(Failure::new(EXIT_REFUSED, format!("-b {}: {message}", path.display())));
         }
-        let mut directory = Directory::open_unlocked(path).map_err(OpenError::Directory)?;
+        let opened = Directory::open_unlocked(path);
+        let mut directory = opened.map_err(cannot("read the directory", path))?;
         directory.lock = Some(lock);
         directory.reserve_fds();
         Ok(directory)
@@ -455,19 +445,13 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     Ok(())
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::Directory(error) => {
-                write!(f, "cannot read the directory: {error}{}", remedy(error))
-            }
-            OpenError::LockFile(error) => {
-                write!(f, "cannot lock the file {LOCK_NAME}: {error}{}", remedy(error))
-            }
-            OpenError::InUse => f.write_str(
-                "another process keeps its binlog there; stop it, or choose another directory",
-            ),
-        }
+/// Returns the failure to use the directory.
+fn cannot(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| {
+        let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        let exit_code = if is_full { EXIT_SYSTEM } else { EXIT_REFUSED };
+        let help = remedy(&error);
+        Failure::new(exit_code, format!("-b {}: cannot {what}: {error}{help}", path.display()))
     }
 }
 

@@ -11,6 +11,12 @@ pub struct Failure {
     pub message: String,
 }
 
+/// The exit code when the system refuses what the server needs, such as space on its disk.
+pub const EXIT_SYSTEM: u8 = 1;
+
+/// The exit code when a binlog cannot be used.
+pub const EXIT_REFUSED: u8 = 10;
+
 /// EX_CONFIG of sysexits(3), for limits of the system that are too low for the flags.
 pub const EXIT_LIMITS: u8 = 78;
 
@@ -30,7 +36,7 @@ impl Failure {
 
     /// Returns the failure of a system call that the server needs.
     pub fn of_system(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
-        move |error| Failure::new(1, format!("cannot {what}: {error}"))
+        move |error| Failure::new(EXIT_SYSTEM, format!("cannot {what}: {error}"))
     }
 }
 

@@ -4,6 +4,7 @@
 
 #![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
 
+use super::failure::EXIT_REFUSED;
 use super::sys::machine;
 use std::fmt;
 use std::fs;
@@ -107,7 +108,7 @@ impl Failure {
     /// Returns the exit code: that of a binlog that cannot be used, unless the server is to be started
     /// again, to stand by.
     pub fn exit_code(&self) -> u8 {
-        if self.kind == Kind::Lost { EXIT_LOST } else { 10 }
+        if self.kind == Kind::Lost { EXIT_LOST } else { EXIT_REFUSED }
     }
 }
 

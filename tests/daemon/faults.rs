@@ -9,10 +9,14 @@ use crate::{binlog_with_one_job, serve};
 /// Starts a server in which a system call fails, as strace(1) describes faults. Returns `None` if
 /// strace cannot trace here.
 pub(crate) fn start_with_fault(fault: &str, flags: &[&str]) -> Option<Daemon> {
-    let inject = format!("inject={fault}");
+    start_traced(&["-e", &format!("inject={fault}")], flags)
+}
+
+/// Starts a server with these options of strace. `None` if strace cannot be used.
+pub(crate) fn start_traced(options: &[&str], flags: &[&str]) -> Option<Daemon> {
     // With -D the server, not strace, is the child of this process.
     let traced = |arguments: &[&str]| {
-        command("strace", [&["-D", "-o", "/dev/null", "-e", &inject], arguments].concat())
+        command("strace", [&["-D", "-o", "/dev/null"], options, arguments].concat())
     };
     if !traced(&["true"]).output().is_ok_and(|output| output.status.success()) {
         skip("strace is not installed, or may not trace here");

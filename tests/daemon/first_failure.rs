@@ -1,7 +1,7 @@
 //! What stops the first start: one line that names the cause and the remedy, and the exit code by which
 //! the service manager starts the server again, or does not.
 
-use crate::faults::start_with_fault;
+use crate::faults::{start_traced, start_with_fault};
 use crate::harness::cannot_test;
 use crate::harness::process::{BEANSTALKD, command, path_text, run, script, text};
 use crate::serve;
@@ -81,6 +81,12 @@ fn a_disk_that_is_full() {
     let flags = ["-b", path_text(directory.path())];
     let parts = [path_text(directory.path()), "No space left", "; free space on its file system"];
     let Some(daemon) = start_with_fault("fallocate:error=ENOSPC", &flags) else { return };
+    let (status, log) = daemon.wait();
+    assert_fails(status.code(), &log, 1, true, &parts);
+    // It may be so full that not even the lock file can be created.
+    let lock = directory.path().join("lock");
+    let options = ["-q", "-P", path_text(&lock), "-e", "inject=openat:error=ENOSPC"];
+    let Some(daemon) = start_traced(&options, &flags) else { return };
     let (status, log) = daemon.wait();
     assert_fails(status.code(), &log, 1, true, &parts);
 }
