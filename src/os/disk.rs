@@ -58,7 +58,6 @@ struct Threads {
     unfreed: Arc<AtomicUsize>,
 }
 
-
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
 /// created, and removed files.
 const RESERVED_FDS: usize = 4 + MAX_REMOVED;

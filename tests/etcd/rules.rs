@@ -616,3 +616,29 @@ fn rule_11_a_reader_goes_on_while_old_revisions_go() {
     }
     assert_eq!(files.expect("it has an end").map(|files| files.len()).ok(), Some(5));
 }
+
+#[test]
+fn rule_12_a_server_that_starts_before_etcd_leads_when_etcd_is_there() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.world().cut_off(0);
+    cluster.run(20_000);
+    assert_eq!((cluster.leader(), &cluster.ends[..]), (None, &[][..]));
+    cluster.world().cut.clear();
+    cluster.lead();
+    cluster.store(0, b"first");
+}
+
+#[test]
+fn rule_12_a_reader_that_reaches_no_node_names_what_helps() {
+    let mut cluster = single();
+    let reader = cluster.reader(1);
+    cluster.servers.push(Some(reader));
+    cluster.world().cut_off(1);
+    let mut files = None;
+    for _ in 0..10_000 {
+        cluster.step(5);
+        files = files.or_else(|| cluster.server(1).dumped());
+    }
+    let error = files.expect("it has an end").expect_err("nothing was read").to_string();
+    assert!(error.ends_with("; check that etcd runs there, and the URL of -b"), "{error}");
+}

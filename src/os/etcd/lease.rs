@@ -6,7 +6,7 @@
 
 use super::api::{Compare, Lease, Op, Pair, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::nodes::{Nodes, RETRY_PAUSE};
+use super::nodes::{CHECK, Nodes, RETRY_PAUSE};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, Failure, Kind, LeaseNote, Standing};
@@ -66,9 +66,7 @@ impl Candidate {
             };
             let now = self.shared.now();
             if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                warn!(
-                    "etcd cannot serve: {failure}; trying again; check that etcd runs there, and the URL of -b"
-                );
+                warn!("etcd cannot serve: {failure}; trying again; {CHECK}");
                 logged_at = Some(now);
             }
             sleep(RETRY_PAUSE).await;

@@ -31,6 +31,8 @@ pub struct Nodes {
     refusals: usize,
 }
 
+/// What helps if no node can be reached.
+pub const CHECK: &str = "check that etcd runs there, and the URL of -b";
 /// The pause before a request is made again.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A page of the log may take longer than other answers.

@@ -7,7 +7,7 @@ use super::disk::{Change, EtcdDisk, Request, Requests, ask};
 use super::keys::Keys;
 use super::lease::Candidate;
 use super::log::Log;
-use super::nodes::{Nodes, ask_again};
+use super::nodes::{CHECK, Nodes, ask_again};
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
 use crate::engine::time::Nanos;
@@ -137,7 +137,12 @@ pub async fn serve(mut candidate: Candidate, mut requests: UnboundedReceiver<Req
                         let nodes = candidate.nodes.count();
                         match ask_again(nodes, async || candidate.check().await).await {
                             Ok(_) => log.list_whole().await,
-                            Err(failure) => Err(failure),
+                            Err(mut failure) => {
+                                if failure.kind == Kind::Passing {
+                                    failure.text = format!("{}; {CHECK}", failure.text);
+                                }
+                                Err(failure)
+                            }
                         }
                     }
                 };
