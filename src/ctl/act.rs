@@ -116,9 +116,8 @@ fn move_job(conn: &mut Conn, job: &Fields, to: &str, work: &mut Work) -> Result<
         return Err(lacks("reserve-job"));
     }
     let Some(body) = reply.job()? else { return Ok(()) };
-    let arguments = format!("{} {} {}", job.number("pri"), delay_left(job), job.number("ttr"));
-    let put = conn.use_tube(to).and_then(|()| conn.put(&arguments, "", &body));
-    if let Err(Failure { exit_code, message }) = put {
+    let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
+    if let Err(Failure { exit_code, message }) = conn.put(to, numbers, "", &body) {
         if exit_code == EXIT_REFUSED {
             give_back(conn, job)?;
         }

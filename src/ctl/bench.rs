@@ -44,7 +44,7 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         let ended = on_tube(conn, &tube, |conn| {
             while !is_stopped.load(Ordering::Relaxed) && next.fetch_add(1, Ordering::Relaxed) < jobs
             {
-                cycle(conn, &body, &mut latencies)?;
+                cycle(conn, &tube, &body, &mut latencies)?;
                 done.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
@@ -98,10 +98,15 @@ fn on_tube(
 }
 
 /// Puts a job, reserves one, and deletes that.
-fn cycle(conn: &mut Conn, body: &[u8], latencies: &mut Latencies) -> Result<(), Failure> {
+fn cycle(
+    conn: &mut Conn,
+    tube: &str,
+    body: &[u8],
+    latencies: &mut Latencies,
+) -> Result<(), Failure> {
     let now = || clock::monotonic().as_nanos();
     let mut times = [now(); 4];
-    conn.put("0 0 60", "", body)?;
+    conn.put(tube, [0, 0, 60], "", body)?;
     times[1] = now();
     // Each connection has put a job before, so that there is one.
     let reserved = conn.ask("reserve-with-timeout 1")?.expect("RESERVED")?;

@@ -92,11 +92,20 @@ impl Conn {
         Ok(())
     }
 
-    /// Puts a job, and returns the line of the reply, which begins with INSERTED. `arguments` are those
-    /// before the number of bytes.
-    pub fn put(&mut self, arguments: &str, key: &str, body: &[u8]) -> Result<String, Failure> {
-        let line = format!("put {arguments} {}{key}\r\n", body.len());
-        self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")
+    /// Puts a job, and returns its id. If another job has its key, that is the id of the other one, with its
+    /// state.
+    pub fn put(
+        &mut self,
+        tube: &str,
+        [pri, delay, ttr]: [u64; 3],
+        tags: &str,
+        body: &[u8],
+    ) -> Result<(String, Option<String>), Failure> {
+        self.use_tube(tube)?;
+        let line = format!("put {pri} {delay} {ttr} {}{tags}\r\n", body.len());
+        let reply = self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")?;
+        let mut words = reply.split(' ').skip(1).map(str::to_owned);
+        Ok((words.next().unwrap_or_default(), words.next()))
     }
 
     /// Returns whether a put may have a key. A server that does not know keys would take the body for a

@@ -6,6 +6,7 @@ use super::print::{Cell, Listing, json_object, json_string, optional, span, term
 use super::work::Work;
 use super::{Args, Ctl, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
+use crate::engine::time::Nanos;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::cmp::Reverse;
@@ -14,49 +15,68 @@ use std::time::Duration;
 
 /// The rule that needs two looks: in one, it is not known whether a job was deleted in the last 5 s.
 const STUCK: &str = "stuck";
-const TIME_TO_DELETE: Duration = Duration::from_secs(5);
+const TIME_TO_DELETE: Nanos = Nanos::from_secs(5);
+
+/// All tubes at one time.
+#[derive(Default)]
+struct Look {
+    at: Nanos,
+    /// Those that need attention first, then by name.
+    rows: Vec<Row>,
+}
 
 /// A tube with its problems, the worst first.
 struct Row {
     tube: Tube,
     problems: Vec<Problem>,
-    /// In `top`, jobs put and jobs deleted per second since the last look, if there was one.
-    rates: Option<[Option<f64>; 2]>,
+    /// Jobs put and jobs deleted per second since the last look, if there was one.
+    rates: [Option<f64>; 2],
+    /// The time of the last look that saw a delete.
+    deleted_at: Option<Nanos>,
 }
 
-/// Returns a row for each tube, those that need attention first, then by name. `deletes_since` returns whether a
-/// job of the tube was deleted in the last 5 s.
-fn rows(
-    ctl: &Ctl,
-    conn: &mut Conn,
-    mut deletes_since: impl FnMut(&Tube) -> bool,
-) -> Result<Vec<Row>, Failure> {
-    let row = |tube: Tube| {
-        let problems = tube.problems(deletes_since(&tube), ctl.server.as_deref());
-        Row { tube, problems, rates: None }
-    };
-    let mut rows: Vec<Row> = look::all_tubes(conn)?.into_iter().map(row).collect();
-    rows.sort_by_key(|row| Reverse(row.problems.first().map(|problem| problem.level)));
-    Ok(rows)
+impl Look {
+    /// Looks at all tubes. What happened since is known from the look before.
+    fn after(before: &Look, ctl: &Ctl, conn: &mut Conn) -> Result<Look, Failure> {
+        let at = clock::monotonic();
+        let old: HashMap<&str, &Row> =
+            before.rows.iter().map(|row| (row.tube.name.as_str(), row)).collect();
+        let row = |tube: Tube| {
+            let old = old.get(tube.name.as_str());
+            #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
+            let rate = |key: &str| {
+                let count = tube.stats.number(key).saturating_sub(old?.tube.stats.number(key));
+                Some(count as f64 * 1e9 / at.since(before.at).as_nanos().max(1) as f64)
+            };
+            let rates = ["total-jobs", "cmd-delete"].map(rate);
+            let has_deleted = rates[1].is_some_and(|rate| rate > 0.0);
+            let deleted_at =
+                if has_deleted { Some(at) } else { old.and_then(|old| old.deleted_at) };
+            let has_recent_delete = deleted_at.is_some_and(|then| at.since(then) < TIME_TO_DELETE);
+            let problems = tube.problems(has_recent_delete, ctl.server.as_deref());
+            Row { tube, problems, rates, deleted_at }
+        };
+        let mut rows: Vec<Row> = look::all_tubes(conn)?.into_iter().map(row).collect();
+        rows.sort_by_key(|row| Reverse(row.problems.first().map(|problem| problem.level)));
+        Ok(Look { at, rows })
+    }
 }
 
 fn is_stuck(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.problems.iter().any(|problem| problem.rule == STUCK))
 }
 
-/// Prints the first rows.
-fn show(ctl: &Ctl, rows: &[Row], most: usize) -> Result<(), Failure> {
-    let is_top = rows.iter().any(|row| row.rates.is_some());
+/// Prints the first rows, with rates in `top`.
+fn show(ctl: &Ctl, rows: &[Row], most: usize, is_top: bool) -> Result<(), Failure> {
     let rates = if is_top { "in>IN/S out>OUT/S " } else { "" };
     let columns = format!(
         "tube~TUBE level! rule! ready>READY held>HELD delayed>DELAY buried>BURIED oldest>OLDEST \
          workers>WORKERS idle>IDLE {rates}.NOTE"
     );
     let mut listing = Listing::new(ctl.is_json, &columns);
-    for Row { tube, problems, rates } in rows.iter().take(most) {
+    for Row { tube, problems, rates, .. } in rows.iter().take(most) {
         let worst = problems.first();
-        let rate =
-            |index: usize| rates.and_then(|rates| rates[index]).map(|rate| format!("{rate:.1}"));
+        let rate = |index: usize| rates[index].map(|rate| format!("{rate:.1}"));
         listing.add(|key| match key {
             "tube" => Cell::text(&tube.name),
             "level" => optional(worst, |problem| Cell::text(problem.level.name())),
@@ -87,8 +107,8 @@ fn note(tube: &Tube, problems: &[Problem]) -> String {
 /// `status`
 pub fn status(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
     let mut conn = ctl.connect()?;
-    let rows = rows(ctl, &mut conn, |_| false)?;
-    show(ctl, &rows, usize::MAX)?;
+    let Look { rows, .. } = Look::after(&Look::default(), ctl, &mut conn)?;
+    show(ctl, &rows, usize::MAX, false)?;
     for problem in server_problems(ctl, &mut conn)? {
         complain(&format!("{}: {}", problem.level.name(), problem.text));
     }
@@ -101,14 +121,12 @@ pub fn status(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
 /// `check`
 pub fn check(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
     let mut conn = ctl.connect()?;
-    let mut rows = self::rows(ctl, &mut conn, |_| false)?;
-    if is_stuck(&rows) {
-        std::thread::sleep(TIME_TO_DELETE);
-        let deletes = |tube: &Tube| tube.stats.number("cmd-delete");
-        let before: HashMap<String, u64> =
-            rows.into_iter().map(|row| (row.tube.name.clone(), deletes(&row.tube))).collect();
-        rows = self::rows(ctl, &mut conn, |tube| before.get(&tube.name) != Some(&deletes(tube)))?;
+    let mut look = Look::after(&Look::default(), ctl, &mut conn)?;
+    if is_stuck(&look.rows) {
+        std::thread::sleep(Duration::from_nanos(TIME_TO_DELETE.as_nanos()));
+        look = Look::after(&look, ctl, &mut conn)?;
     }
+    let rows = look.rows;
     let count = |state| rows.iter().map(|row| row.tube.jobs(state)).sum::<u64>();
     let line =
         format!("OK: {} tubes, {} ready, {} buried", rows.len(), count("ready"), count("buried"));
@@ -138,36 +156,16 @@ pub fn top(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let secs = secs.ok_or_else(|| usage_error("top: not a time, such as 2 or 10s"))?;
     let mut conn = ctl.connect()?;
     let mut work = Work::start(ctl, "", "", 0);
-    // For each tube: the puts and deletes at the last look, and the time of the last delete seen.
-    let mut before: HashMap<String, ([u64; 2], Option<u64>)> = HashMap::new();
-    let mut last = 0;
+    let mut look = Look::default();
     loop {
-        let now = clock::monotonic().as_nanos();
-        let mut seen = HashMap::new();
-        let mut rates = HashMap::new();
-        let mut rows = rows(ctl, &mut conn, |tube| {
-            let counts = ["total-jobs", "cmd-delete"].map(|key| tube.stats.number(key));
-            let old = before.get(&tube.name);
-            let has_deleted = old.is_some_and(|old| old.0[1] != counts[1]);
-            let deleted_at = if has_deleted { Some(now) } else { old.and_then(|old| old.1) };
-            #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
-            let rate = |index: usize| {
-                let count = counts[index].saturating_sub(old?.0[index]);
-                Some(count as f64 * 1e9 / (now - last).max(1) as f64)
-            };
-            rates.insert(tube.name.clone(), [rate(0), rate(1)]);
-            seen.insert(tube.name.clone(), (counts, deleted_at));
-            deleted_at.is_some_and(|at| now - at < 5_000_000_000)
-        })?;
-        rows.iter_mut().for_each(|row| row.rates = rates.remove(&row.tube.name));
-        (before, last) = (seen, now);
+        look = Look::after(&look, ctl, &mut conn)?;
         // A line for the header, one for the cursor, and the one that clears the screen.
         let height =
             terminal_size().filter(|_| !ctl.is_json).map(|(_, height)| height.saturating_sub(3));
         if height.is_some() {
             print("\x1b[H\x1b[J")?;
         }
-        show(ctl, &rows, height.unwrap_or(usize::MAX))?;
+        show(ctl, &look.rows, height.unwrap_or(usize::MAX), true)?;
         if work.wait(Duration::from_secs(secs.into())) {
             return Ok(0);
         }

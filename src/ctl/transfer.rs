@@ -24,9 +24,9 @@ pub const DEFAULT_TTR: u32 = 60;
 /// `put`
 pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     let tube = args::tube(&args.words[0])?;
-    let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI);
-    let delay = args.time("delay")?.unwrap_or(0);
-    let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR);
+    let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI).into();
+    let delay = args.time("delay")?.unwrap_or(0).into();
+    let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR).into();
     let mut tags = String::new();
     for (option, word, least) in [("key", "idp", 0), ("con", "con", 1)] {
         let Some(tag) = args.text(option) else { continue };
@@ -50,15 +50,11 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     if !tags.is_empty() && !conn.has_keys()? {
         return Err(lacks("keys of jobs"));
     }
-    conn.use_tube(tube)?;
-    let inserted = conn.put(&format!("{pri} {delay} {ttr}"), &tags, &body)?;
-    let mut words = inserted.split(' ').skip(1);
-    let id = words.next().unwrap_or_default();
-    if let Some(state) = words.next() {
+    let (id, other) = conn.put(tube, [pri, delay, ttr], &tags, &body)?;
+    if let Some(state) = other {
         complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
     }
-    print(&if ctl.is_json { json_object([("id", id.into())]) } else { id.into() })?;
-    Ok(0)
+    print(&if ctl.is_json { json_object([("id", id)]) } else { id }).map(|()| 0)
 }
 
 /// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
@@ -177,7 +173,6 @@ fn import_line(
         work.add(1);
         return Ok(());
     };
-    conn.use_tube(tube)?;
     let mut key = String::new();
     if let Some(own) = job.key {
         match conn.has_keys()? {
@@ -185,11 +180,10 @@ fn import_line(
             false => work.fail("this server has no unique keys: a job is put without its key"),
         }
     }
-    let inserted = conn.put(&format!("{} {} {}", job.pri, job.delay, job.ttr), &key, &job.body)?;
-    // INSERTED, an id, and the state of a job with this key.
-    match inserted.split(' ').collect::<Vec<_>>()[..] {
-        [_, id, _] => work.fail(&format!("not put: job {id} has its key")),
-        _ => work.add(1),
+    let numbers = [job.pri, job.delay, job.ttr].map(u64::from);
+    match conn.put(tube, numbers, &key, &job.body)? {
+        (id, Some(_)) => work.fail(&format!("not put: job {id} has its key")),
+        (_, None) => work.add(1),
     }
     Ok(())
 }
