@@ -100,6 +100,9 @@ impl MetricsServer {
 
     /// Returns when [`MetricsServer::turn`] has something to do without an event.
     pub fn next_due(&self) -> Option<Nanos> {
+        if self.conns.is_empty() {
+            return self.acceptor.next_due();
+        }
         let mut sockets = self.conns.iter().map(|(_, socket)| socket);
         if sockets.any(|socket| socket.conn.wants_slice() || socket.can_go_on()) {
             return Some(Nanos::ZERO);

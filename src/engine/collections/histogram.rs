@@ -56,9 +56,11 @@ const BOUNDS: [(u64, &str); 18] = [
 impl<S: Scale> Histogram<S> {
     /// Counts one duration.
     pub fn count(&mut self, span: Nanos) {
-        let bucket = S::BOUNDS.partition_point(|&(bound, _)| bound < span.as_nanos());
-        self.counts.as_mut()[bucket] += 1;
-        self.sum_ns = self.sum_ns.saturating_add(span.as_nanos());
+        let nanos = span.as_nanos();
+        // Most durations are short, so that the first bounds are compared only.
+        let bucket = S::BOUNDS.iter().position(|&(bound, _)| nanos <= bound);
+        self.counts.as_mut()[bucket.unwrap_or(S::BOUNDS.len())] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(nanos);
     }
 
     /// Returns each bound as text in seconds, with the number of durations up to it. The last bound
