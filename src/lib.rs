@@ -31,7 +31,7 @@
 //! # A command from socket to socket
 //!
 //! ```text
-//! event_loop      an event: server.note(key, readiness); the iteration begins with server.begin(now)
+//! event_loop      an event: server.note(key, readiness); the iteration begins with server.begin(now, next_due)
 //!   server.visit_next      borrows the connection `c` and the store `s` once
 //!     link.read            bytes into the scratch buffer, a large body straight into its job
 //!       c.receive, c.run   cuts a line or a body out of the bytes

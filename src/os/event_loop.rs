@@ -51,6 +51,8 @@ pub struct EventLoop {
     now: Nanos,
     /// When this iteration began.
     iteration_at: Nanos,
+    /// When something is due for the server.
+    due: Nanos,
     stop: Option<Stop>,
     /// The membership in a cluster, if there is one. No reply may leave without its leave.
     membership: Option<Membership>,
@@ -125,6 +127,7 @@ impl EventLoop {
             acceptor,
             now: clock.now(),
             iteration_at: clock.now(),
+            due: Nanos::NEVER,
             stop: None,
             membership,
         })
@@ -145,7 +148,7 @@ impl EventLoop {
             if self.server.has_binlog() {
                 self.server.set_clock_offset(clock::offset(self.now));
             }
-            self.server.begin(self.now);
+            self.server.begin(self.now, self.due);
             let clock = self.clock;
             while self.server.visit_next(|| clock.now()).is_some() {}
             self.now = self.server.clock();
@@ -196,6 +199,7 @@ impl EventLoop {
 
     fn wait(&mut self, events: &mut Events) -> io::Result<()> {
         self.monitor.iteration_took(|| self.clock.now().since(self.iteration_at));
+        self.due = self.server.next_due();
         let timeout = self.timeout();
         self.wait_for(events, timeout)
     }
@@ -234,7 +238,7 @@ impl EventLoop {
         // There is no event when etcd does not acknowledge changes for some time.
         let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
         let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
-        let next = due.chain(look).fold(self.server.next_due(), Nanos::min);
+        let next = due.chain(look).fold(self.due, Nanos::min);
         if next == Nanos::NEVER {
             return None;
         }

@@ -427,7 +427,8 @@ impl Driver {
             return;
         }
         self.iterations += 1;
-        self.server.begin(self.now);
+        let next_due = self.server.next_due();
+        self.server.begin(self.now, next_due);
         if self.options.has_metrics {
             self.measurements.update(&self.server, self.now);
         }

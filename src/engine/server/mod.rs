@@ -283,8 +283,9 @@ impl<S> Server<S> {
 
     // ---- One iteration ----
 
-    /// Begins an iteration: does due work, or a part of it that fits into the iteration.
-    pub fn begin(&mut self, now: Nanos) {
+    /// Begins an iteration: does due work, or a part of it that fits into the iteration. `next_due` is what
+    /// [`Server::next_due`] has returned since the last one.
+    pub fn begin(&mut self, now: Nanos, next_due: Nanos) {
         let s = &mut self.store;
         s.clock = now;
         self.closing_work_left = s.queue.limits.closing_work;
@@ -292,7 +293,7 @@ impl<S> Server<S> {
         s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
         s.queue.tick_binlog(now);
         // No time is known for the end of a read.
-        if self.store.settings.body_cache_bytes.is_some() || self.next_due() <= now {
+        if s.settings.body_cache_bytes.is_some() || next_due <= now {
             self.tick();
         }
         let s = &mut self.store;
