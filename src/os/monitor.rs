@@ -18,6 +18,8 @@ pub struct Monitor {
     metrics_server: Option<MetricsServer>,
     /// The descriptor of the metrics server is readable.
     is_readable: bool,
+    /// When the metrics server or the measurements have something to do without an event.
+    metrics_due: Nanos,
     /// Empty without a metrics server, which is the only reader.
     measurements: Measurements,
 }
@@ -26,7 +28,8 @@ impl Monitor {
     /// Creates the monitor of a server that is about to start.
     pub fn new(notifier: Notifier, metrics_server: Option<MetricsServer>) -> Monitor {
         let measurements = Measurements::default();
-        Monitor { notifier, metrics_server, is_readable: true, measurements }
+        let metrics_due = if metrics_server.is_some() { Nanos::ZERO } else { Nanos::NEVER };
+        Monitor { notifier, metrics_server, is_readable: true, metrics_due, measurements }
     }
 
     /// Returns the descriptor to poll, if metrics are served.
@@ -57,12 +60,13 @@ impl Monitor {
     pub fn update(&mut self, server: &Server<Socket>, now: Nanos) -> io::Result<()> {
         self.notifier.update(now, || Status::Serving(server.summary()));
         let Some(metrics_server) = &mut self.metrics_server else { return Ok(()) };
-        if self.measurements.next_due() <= now {
-            self.measurements.update(server, now);
-        }
-        let is_due = metrics_server.next_due().is_some_and(|due| due <= now);
-        if std::mem::take(&mut self.is_readable) || is_due {
+        if std::mem::take(&mut self.is_readable) || self.metrics_due <= now {
+            if self.measurements.next_due() <= now {
+                self.measurements.update(server, now);
+            }
             metrics_server.turn(ServerState::Serving(server, &self.measurements), now)?;
+            let due = metrics_server.next_due().unwrap_or(Nanos::NEVER);
+            self.metrics_due = due.min(self.measurements.next_due());
         }
         Ok(())
     }
@@ -76,8 +80,7 @@ impl Monitor {
 
     /// Returns when [`Monitor::update`] has something to do without an event.
     pub fn next_due(&self) -> Option<Nanos> {
-        let measurements = self.metrics_server.is_some().then(|| self.measurements.next_due());
-        [self.next_standby_due(), measurements].into_iter().flatten().min()
+        self.notifier.next_due().into_iter().chain([self.metrics_due]).min()
     }
 
     /// Returns when a server that stands by has something to do without an event.
