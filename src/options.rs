@@ -222,7 +222,7 @@ impl Flags {
         self.0.opt_strs(flag).pop()
     }
 
-    /// Returns what the argument of a flag means. The error says that it is not `expected`.
+    /// Returns the parsed argument of a flag. The error says that it is not `expected`.
     fn value<T>(
         &self,
         flag: &str,
