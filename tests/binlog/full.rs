@@ -321,6 +321,30 @@ fn a_limit_that_is_lower_than_before_refuses_puts_until_enough_is_deleted() {
 }
 
 #[test]
+fn files_that_take_more_than_a_lower_limit_are_compacted_below_it() {
+    const LIMIT: u64 = 300_000;
+    let options = Options::synced(64 * 1024).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
+    let body = "x".repeat(1000);
+    for _ in 0..1000 {
+        server.put(&body).unwrap();
+    }
+    server.close();
+    let now = server.now;
+    let mut server = Instance::start(&disk, options.with_limit(LIMIT), now);
+    let most = disk.used_by_binlog() + 64 * 1024;
+    disk.take_peak();
+    // Each file keeps some jobs.
+    (1..=1000).filter(|id| id % 10 > 0).for_each(|id| server.delete(id));
+    server.idle(1000);
+    assert!(disk.used_by_binlog() < LIMIT, "{}", disk.names());
+    let peak = disk.take_peak();
+    assert!(peak <= most, "{peak} bytes");
+    assert!(fill(&mut server, &body) > 50, "{}", disk.names());
+    assert!(disk.used_by_binlog() <= LIMIT, "{}", disk.names());
+}
+
+#[test]
 fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
     let options = Options::synced(1 << 20).with_max_job_size(10_000);
     let (disk, mut server) = start(options);

@@ -29,8 +29,9 @@ pub struct Space {
     pub file_size: u64,
     /// The bytes that all files together could take when the disk was measured last.
     capacity: u64,
-    /// At the start, files may take more than `--binlog-limit`.
-    is_limit_lifted: bool,
+    /// While files take more than `--binlog-limit`, as after a start with a lower one, they may take this many
+    /// bytes: otherwise no job could be moved out of the files that must go.
+    ceiling: u64,
     /// The last attempt to take space failed, and no file was removed since.
     pub is_full: bool,
     /// An attempt to take space failed in this iteration.
@@ -125,9 +126,9 @@ impl Binlog {
                 // The newest old file knows which ids were given out, and is kept. After the highest
                 // number a removal would not help.
                 self.remove_next(false);
-            } else if self.exceeds_limit() && !self.space.is_limit_lifted {
+            } else if self.exceeds_limit() && self.space.ceiling == 0 {
                 // The next attempt fails only if the disk itself has no space.
-                self.space.is_limit_lifted = true;
+                self.space.ceiling = u64::MAX;
             } else if !self.files.has_current() {
                 return Err(error);
             } else {
@@ -141,7 +142,7 @@ impl Binlog {
                 break;
             }
         }
-        self.space.is_limit_lifted = false;
+        self.space.ceiling = self.files.sums.disk_bytes + self.space.file_size;
         if self.exceeds_limit() {
             warn!(
                 "the binlog takes {} bytes, more than --binlog-limit {}; refusing puts until it \
@@ -186,7 +187,7 @@ impl Binlog {
     pub(super) fn measure_space(&mut self) -> u64 {
         let free = self.disk.free_bytes().unwrap_or(u64::MAX);
         let taken = self.files.sums.disk_bytes;
-        self.space.capacity = taken.saturating_add(free).min(self.policy.max_bytes);
+        self.space.capacity = taken.saturating_add(free).min(self.limit());
         self.space.capacity.saturating_sub(taken)
     }
 
@@ -194,7 +195,8 @@ impl Binlog {
     /// after its jobs were copied, so it should be a small part of the disk.
     fn choose_file_size(&mut self) {
         self.measure_space();
-        let (most, capacity) = (u64::from(self.policy.file_size), self.space.capacity);
+        let most = u64::from(self.policy.file_size);
+        let capacity = self.space.capacity.min(self.policy.max_bytes);
         let least = u64::from(self.policy.max_body_len) + MAX_RECORD_HEAD;
         // By halves, so that it does not change with every block that other programs write.
         let mut size = most;
@@ -282,7 +284,13 @@ impl Binlog {
     /// Returns whether the disk is full, or had no space for two more files when it was measured last.
     pub(super) fn is_nearly_full(&self) -> bool {
         let more = self.files.sums.disk_bytes.saturating_add(2 * self.space.file_size);
-        self.space.is_full || more > self.space.capacity
+        self.space.is_full || self.exceeds_limit() || more > self.space.capacity
+    }
+
+    /// Returns how many bytes all files may take.
+    fn limit(&self) -> u64 {
+        let max_bytes = self.policy.max_bytes;
+        if self.exceeds_limit() { max_bytes.max(self.space.ceiling) } else { max_bytes }
     }
 
     /// Returns whether all files take more than the limit: it was higher at an earlier start, or there was none.
@@ -506,7 +514,7 @@ impl Binlog {
             return Err(io::Error::new(io::ErrorKind::StorageFull, failure.to_string()));
         }
         let taken = self.files.sums.disk_bytes + (on_disk(new) - on_disk(old));
-        if taken <= self.policy.max_bytes || self.space.is_limit_lifted {
+        if taken <= self.limit() {
             return Ok(());
         }
         let message = format!("--binlog-limit {} is reached", self.policy.max_bytes);
