@@ -84,7 +84,7 @@ impl Selection {
         }
         let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
         for state in self.states {
-            // What is put meanwhile is left out.
+            // Jobs that are put meanwhile are left out.
             let left = self.limit.saturating_sub(work.done).min(tube.jobs(state));
             let mut pages = Pages::new(&tube.name, state, 0, left, *state != "any");
             while !work.is_stopped()
