@@ -517,10 +517,10 @@ impl Queue {
 
     /// Takes a job that [`Queue::lost`] names from the connection that holds it. Nothing is left of it to
     /// reserve, so it is buried until compaction deletes it.
-    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
+    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
         if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
             self.take(client, key);
-            self.make_buried(key);
+            self.attach(key, Target::Buried, now);
         }
     }
 

@@ -406,7 +406,8 @@ impl<S> Server<S> {
             if let Some((key, job)) = self.store.queue.lost.take()
                 && let Some(slot) = self.links.get_mut(key.index())
             {
-                self.store.queue.give_up_lost(slot.client_mut(), job);
+                let now = self.store.moment();
+                self.store.queue.give_up_lost(slot.client_mut(), job, now);
             }
             if std::mem::take(&mut self.store.reads.has_new) {
                 self.start_replies();
