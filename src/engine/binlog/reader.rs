@@ -91,7 +91,7 @@ pub struct ReadError {
     error: io::Error,
 }
 
-/// Bytes that are no intact record. Only those whose cause is [`Corruption::Zeros`] may be free space.
+/// Bytes that are no intact record. Only those whose cause is [`Corruption::ZEROS`] may be free space.
 struct Broken {
     cause: Corruption,
     id: Option<u64>,
@@ -151,7 +151,7 @@ impl<'d> Reader<'d> {
             }
             (FileHeader::Intact { .. }, _) => (ours, header_end, None),
             (FileHeader::Damaged, _) => {
-                (ours, header_end, Some((version_end, header_end, Corruption::FileHeader)))
+                (ours, header_end, Some((version_end, header_end, Corruption::FILE_HEADER)))
             }
             (FileHeader::Blank, Some(Layout::V7)) => (ours, version_end, None),
             (FileHeader::Blank | FileHeader::None, Some(layout)) => (layout, version_end, None),
@@ -189,7 +189,7 @@ impl<'d> Reader<'d> {
             }
             Err(broken) => broken,
         };
-        let search_from = if cause == Corruption::Zeros {
+        let search_from = if cause == Corruption::ZEROS {
             match self.end_of_zeros(offset)? {
                 Some(at) => at,
                 None => return Ok(Item::End { used: offset, tail: None }),
@@ -204,7 +204,7 @@ impl<'d> Reader<'d> {
             Some(next) => self.offset = next,
             // A remote disk stores a batch up to some byte, or with all that follow: what is there was
             // written so, and was damaged later.
-            None if cause != Corruption::CutShort && self.disk.progress().is_some() => {
+            None if cause != Corruption::CUT_SHORT && self.disk.progress().is_some() => {
                 self.offset = self.size;
             }
             None => return Ok(Item::End { used: offset, tail: Some(damage) }),
@@ -221,7 +221,7 @@ impl<'d> Reader<'d> {
         Ok(match self.parse(next)? {
             // Only the body or a field is damaged, and the next record is in its place.
             Ok(_) => next,
-            Err(Broken { cause: Corruption::Zeros, .. }) => {
+            Err(Broken { cause: Corruption::ZEROS, .. }) => {
                 self.end_of_zeros(next)?.unwrap_or(self.size)
             }
             Err(_) => offset + 1,
@@ -236,9 +236,9 @@ impl<'d> Reader<'d> {
             Ok(head) => head,
             Err(cause) => {
                 // The file may end in fewer zeros than a record has bytes.
-                let is_cut = cause == Corruption::CutShort;
+                let is_cut = cause == Corruption::CUT_SHORT;
                 let is_blank = is_cut && bytes.iter().all(|&byte| byte == 0);
-                let cause = if is_blank { Corruption::Zeros } else { cause };
+                let cause = if is_blank { Corruption::ZEROS } else { cause };
                 return Ok(Err(Broken { cause, id: None, is_full: false, next: None }));
             }
         };
@@ -246,16 +246,16 @@ impl<'d> Reader<'d> {
         let next = (end <= size).then_some(end);
         let broken = |cause| Broken { cause, id: Some(head.id), is_full: head.tube_len > 0, next };
         if next.is_none() {
-            return Ok(Err(broken(Corruption::CutShort)));
+            return Ok(Err(broken(Corruption::CUT_SHORT)));
         }
         let record = self.bytes_at(offset, head.len + head.body_len)?;
         // The file may have been truncated since it was opened.
         if record.len() < head.len + head.body_len {
-            return Ok(Err(broken(Corruption::BodyEnd)));
+            return Ok(Err(broken(Corruption::BODY_END)));
         }
         let mut checked = layout.verify(record, head.len);
         if layout.has_checksums && self.nonce.is_some_and(|of_file| of_file != head.nonce) {
-            checked = checked.and(Err(Corruption::Checksum));
+            checked = checked.and(Err(Corruption::CHECKSUM));
         }
         // A record at this offset was written by a server, and is no part of a body.
         if checked.is_ok() && layout.has_checksums && offset == FILE_HEAD_LEN as u64 {
@@ -285,7 +285,7 @@ impl<'d> Reader<'d> {
                     self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
                 Ok(Head { content: Content::Job(job), .. }) => job.created_at >= YEAR_2000,
-                Err(Corruption::Zeros) => match self.end_of_zeros(offset)? {
+                Err(Corruption::ZEROS) => match self.end_of_zeros(offset)? {
                     Some(at) if at > offset => {
                         offset = at;
                         continue;

@@ -391,43 +391,37 @@ impl Head {
 pub enum Corruption {
     /// The version of the file is unknown.
     Version(i32),
-    /// The file header record is damaged.
-    FileHeader,
-    /// This field is out of range, or the name of the tube is not allowed.
-    Field(&'static str),
+    Other(&'static str),
+}
+
+impl Corruption {
+    /// A field is out of range, or the name of the tube is not allowed.
+    const NAME_LENGTH: Corruption =
+        Corruption::Other("no record: the length of the name of the tube is out of range");
+    const NAME: Corruption = Corruption::Other("no record: the name of the tube is not allowed");
+    const ID: Corruption = Corruption::Other("no record: the id is out of range");
+    const STATE: Corruption = Corruption::Other("no record: the state is out of range");
+    const BODY_LENGTH: Corruption =
+        Corruption::Other("no record: the length of the body is out of range");
+    pub const FILE_HEADER: Corruption = Corruption::Other("the file header record is damaged");
     /// The record does not end within the file.
-    CutShort,
-    /// The bytes are zeros. For a damaged place, other bytes follow.
-    Zeros,
-    /// The checksum does not match.
-    Checksum,
-    /// The body does not end in CR LF.
-    BodyEnd,
+    pub const CUT_SHORT: Corruption = Corruption::Other("the record is cut short");
+    /// For a damaged place, other bytes follow.
+    pub const ZEROS: Corruption = Corruption::Other("zeros in the place of a record");
+    pub const CHECKSUM: Corruption = Corruption::Other("the record fails its checksum");
+    pub const BODY_END: Corruption = Corruption::Other("the body does not end in CR LF");
     /// The record is that of another job, or of another length.
-    OtherRecord,
+    const OTHER_RECORD: Corruption = Corruption::Other("another record is in its place");
 }
 
 impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Corruption::Version(version) => write!(f, "version {version} is unknown"),
-            Corruption::FileHeader => f.write_str("the file header record is damaged"),
-            Corruption::Field(error) => write!(f, "no record: {error}"),
-            Corruption::CutShort => f.write_str("the record is cut short"),
-            Corruption::Zeros => f.write_str("zeros in the place of a record"),
-            Corruption::Checksum => f.write_str("the record fails its checksum"),
-            Corruption::BodyEnd => f.write_str("the body does not end in CR LF"),
-            Corruption::OtherRecord => f.write_str("another record is in its place"),
+            Corruption::Other(cause) => f.write_str(cause),
         }
     }
 }
-
-const NAME_LENGTH: Corruption =
-    Corruption::Field("the length of the name of the tube is out of range");
-const NAME: Corruption = Corruption::Field("the name of the tube is not allowed");
-const ID: Corruption = Corruption::Field("the id is out of range");
-const STATE: Corruption = Corruption::Field("the state is out of range");
-const BODY_LENGTH: Corruption = Corruption::Field("the length of the body is out of range");
 
 impl Layout {
     /// The layout of C beanstalkd 1.4.
@@ -475,22 +469,22 @@ impl Layout {
             NAME_LENGTH_LEN => bytes.first_chunk().map(|&word| u32::from_ne_bytes(word).into()),
             _ => bytes.first_chunk().map(|&word| u64::from_ne_bytes(word)),
         };
-        let name_len = name_len.ok_or(Corruption::CutShort)?;
+        let name_len = name_len.ok_or(Corruption::CUT_SHORT)?;
         let tube_len = usize::try_from(name_len).ok().filter(|&len| len <= TUBE_NAME_MAX);
-        let tube_len = tube_len.ok_or(NAME_LENGTH)?;
+        let tube_len = tube_len.ok_or(Corruption::NAME_LENGTH)?;
         let fields_at = self.name_at + tube_len;
         let len = fields_at + self.fields_len;
-        let head = bytes.get(..len).ok_or(Corruption::CutShort)?;
+        let head = bytes.get(..len).ok_or(Corruption::CUT_SHORT)?;
         let (name, fields) = (&head[self.name_at..fields_at], &head[fields_at..]);
         let raw = Raw::of_bytes(fields);
         if raw.id == 0 {
             let is_blank = head.iter().all(|&byte| byte == 0);
-            return Err(if is_blank { Corruption::Zeros } else { ID });
+            return Err(if is_blank { Corruption::ZEROS } else { Corruption::ID });
         }
         let is_short = name.is_empty();
         let of_job = self.fields(&raw)?;
         if !is_short && !is_tube_name(name) {
-            return Err(NAME);
+            return Err(Corruption::NAME);
         }
         let is_deleted = of_job.state == RecordState::Deleted;
         let content = match raw.id {
@@ -501,12 +495,12 @@ impl Layout {
             GAP_ID => gap_of(&raw),
             _ => None,
         };
-        let content = content.ok_or(ID)?;
+        let content = content.ok_or(Corruption::ID)?;
         // The full record of a delete has no body.
         let has_body = !is_short && !is_deleted;
         let is_body = (CR_LF.len() as u64..=MAX_BODY_LEN).contains(&u64::from(raw.body_len));
         if has_body && !is_body {
-            return Err(BODY_LENGTH);
+            return Err(Corruption::BODY_LENGTH);
         }
         let body_len = if has_body { raw.body_len as usize } else { 0 };
         Ok(Head { id: raw.id, content, tube_len, len, body_len, nonce: raw.nonce })
@@ -516,7 +510,7 @@ impl Layout {
     pub fn verify(self, record: &[u8], head_len: usize) -> Result<(), Corruption> {
         let (head, body) = record.split_at(head_len);
         if !body.is_empty() && !body.ends_with(CR_LF) {
-            return Err(Corruption::BodyEnd);
+            return Err(Corruption::BODY_END);
         }
         if !self.has_checksums {
             return Ok(());
@@ -528,7 +522,7 @@ impl Layout {
         crc.update(&checksum_on[4..]);
         crc.update(body);
         let is_intact = crc.finalize().to_ne_bytes() == checksum_on[..4];
-        if is_intact { Ok(()) } else { Err(Corruption::Checksum) }
+        if is_intact { Ok(()) } else { Err(Corruption::CHECKSUM) }
     }
 
     fn fields(self, raw: &Raw) -> Result<Fields, Corruption> {
@@ -554,7 +548,7 @@ impl Layout {
                 2 => RecordState::Reserved,
                 3 => RecordState::Buried,
                 4 => RecordState::Delayed,
-                _ => return Err(STATE),
+                _ => return Err(Corruption::STATE),
             },
             mark: match raw.mark {
                 1 if self.has_checksums => Mark::Held,
@@ -600,7 +594,7 @@ fn gap_of(raw: &Raw) -> Option<Content> {
 pub fn body_of(bytes: &[u8], layout: Layout, id: u64) -> Result<&[u8], Corruption> {
     let Head { id: found, len, body_len, .. } = layout.read(bytes)?;
     if found != id || bytes.len() != len + body_len {
-        return Err(Corruption::OtherRecord);
+        return Err(Corruption::OTHER_RECORD);
     }
     layout.verify(bytes, len)?;
     Ok(&bytes[len..])
@@ -715,9 +709,9 @@ mod tests {
         assert_eq!(Layout::V7_WITH_CRC.verify(&bytes, head.len), Ok(()));
         assert_eq!(Layout::V7_WITH_CRC.tube(&bytes, head.tube_len), "mail");
         for len in 0..88 {
-            assert_eq!(Layout::V7_WITH_CRC.read(&bytes[..len]), Err(Corruption::CutShort));
+            assert_eq!(Layout::V7_WITH_CRC.read(&bytes[..len]), Err(Corruption::CUT_SHORT));
         }
-        assert_eq!(Layout::V7.read(&[0; 84]), Err(Corruption::Zeros));
+        assert_eq!(Layout::V7.read(&[0; 84]), Err(Corruption::ZEROS));
     }
 
     /// A short record of such a job would be taken for something else.
@@ -735,11 +729,11 @@ mod tests {
                 let first = Nanos::ONE;
                 let fields =
                     Fields { id, created_at: first, due_or_buried_at: first, ..Fields::default() };
-                let expected = if is_right { Ok(()) } else { Err(ID) };
+                let expected = if is_right { Ok(()) } else { Err(Corruption::ID) };
                 assert_eq!(read(Layout::V7_WITH_CRC, fields, tube), expected, "{id}");
-                assert_eq!(read(Layout::V7, fields, tube), Err(ID), "{id}");
+                assert_eq!(read(Layout::V7, fields, tube), Err(Corruption::ID), "{id}");
                 let job = Fields { id, ..FIELDS };
-                assert_eq!(read(Layout::V7_WITH_CRC, job, tube), Err(ID), "{id}");
+                assert_eq!(read(Layout::V7_WITH_CRC, job, tube), Err(Corruption::ID), "{id}");
             }
         }
         let below = Fields { id: GAP_ID - 1, ..FIELDS };
