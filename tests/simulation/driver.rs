@@ -339,6 +339,8 @@ impl Simulation {
         if self.may_fail_disk() {
             self.disk.faults().syncs_left = Some(syncs);
             self.crash_to_come = Some(crash);
+            self.model.may_refuse_updates = true;
+            self.model.may_refuse_deletes = true;
         }
     }
 
