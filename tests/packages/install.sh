@@ -42,9 +42,11 @@ work "$(port "$scratch/log")"
 end TERM || fail "it ended with $status"
 
 mkdir -p "$scratch/names"
-cp "$scratch/root/opt/queue/share/bash-completion/completions/beanstalkd" "$scratch/names/beanstalkd.bash"
-cp "$scratch/root/opt/queue/share/zsh/site-functions/_beanstalkd" \
-	"$scratch/root/opt/queue/share/fish/vendor_completions.d/beanstalkd.fish" "$scratch/names"
+share=$scratch/root/opt/queue/share
+for name in beanstalkd beanstalkctl; do
+	cp "$share/bash-completion/completions/$name" "$scratch/names/$name.bash"
+	cp "$share/zsh/site-functions/_$name" "$share/fish/vendor_completions.d/$name.fish" "$scratch/names"
+done
 sh tests/packages/completions.sh "$scratch/names"
 
 $make --no-print-directory uninstall DESTDIR="$scratch/root" PREFIX=/opt/queue >/dev/null
