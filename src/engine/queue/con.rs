@@ -59,6 +59,10 @@ pub struct Groups {
     reserved: BTreeSet<(TubeKey, u8, JobKey)>,
     /// Groups with a free slot that have parked jobs.
     freed: BTreeSet<u64>,
+    /// Of many of these, the one whose turn is next.
+    turn: u64,
+    /// The last parked job was not offered, because there was no memory for it.
+    is_refused: bool,
     /// The number of ready jobs of full groups.
     blocked: u64,
     /// The jobs with a group.
@@ -78,6 +82,8 @@ struct Group {
 
 /// Parked jobs that are offered in one step, each in about 1 us.
 const OFFERED_PER_STEP: usize = 256;
+/// Of at most this many groups the best parked job is searched. More take turns.
+const FEW_GROUPS: usize = 16;
 /// About what a member and a group take, in bytes, with the free space in the nodes of the maps.
 const MEMBER_BYTES: u64 = 144;
 const GROUP_BYTES: u64 = 224;
@@ -117,17 +123,36 @@ impl Groups {
 
     /// Removes a job that is neither ready nor reserved from its group, if it has one.
     pub fn leave(&mut self, key: MemberKey) {
-        let Some(Member { con, .. }) = self.members.remove(key) else { return };
-        self.change(con.group, |group| {
-            let count = group.limits.get_mut(&con.limit).expect("a member has counted its limit");
+        if let Some(Member { con, .. }) = self.members.remove(key) {
+            self.forget_limit(con);
+        }
+    }
+
+    /// Does not count the limit of a member any more. The limit 0 is not counted.
+    fn forget_limit(&mut self, Con { group: key, limit }: Con) {
+        if limit == 0 {
+            return;
+        }
+        self.change(key, |group| {
+            let count = group.limits.get_mut(&limit).expect("a member has counted its limit");
             *count -= 1;
             if *count == 0 {
-                group.limits.remove(&con.limit);
+                group.limits.remove(&limit);
             }
         });
-        if self.by_key[&con.group].limits.is_empty() {
-            self.by_key.remove(&con.group);
+        if self.by_key[&key].limits.is_empty() {
+            self.by_key.remove(&key);
         }
+    }
+
+    /// Returns the group with a free slot whose parked job is offered next: of a few the one with the best job.
+    fn next_freed(&self) -> Option<u64> {
+        if self.freed.len() <= FEW_GROUPS {
+            let first = |group: &u64| self.parked.range((*group, 0, 0, JobKey::default())..).next();
+            let rank = |group: &u64| first(group).map(|parked| (parked.1, parked.2));
+            return self.freed.iter().copied().min_by_key(rank);
+        }
+        self.freed.range(self.turn..).next().or(self.freed.first()).copied()
     }
 
     fn is_full(&self, group: u64) -> bool {
@@ -296,8 +321,10 @@ impl Queue {
     fn park(&mut self, key: JobKey, group: u64) {
         self.set_place(key, Place::Parked);
         let parked = self.parked_job(key, group);
-        self.unique.groups.parked.insert(parked);
-        self.unique.groups.change(group, |_| {});
+        let groups = &mut self.unique.groups;
+        groups.parked.insert(parked);
+        groups.turn = group;
+        groups.change(group, |_| {});
     }
 
     /// Parks blocked jobs at the front of a tube, at most `steps_left`. Returns `false` if that are too few.
@@ -355,7 +382,7 @@ impl Queue {
 
     /// Offers parked jobs of groups that have a free slot: gives them to workers that wait.
     #[inline]
-    pub(super) fn offer_parked(&mut self, now: Nanos) {
+    pub fn offer_parked(&mut self, now: Nanos) {
         if !self.unique.groups.freed.is_empty() {
             self.offer_freed(now);
         }
@@ -364,7 +391,8 @@ impl Queue {
     #[cold]
     fn offer_freed(&mut self, now: Nanos) {
         for _ in 0..OFFERED_PER_STEP {
-            let Some(&group) = self.unique.groups.freed.first() else { return };
+            let Some(group) = self.unique.groups.next_freed() else { return };
+            self.unique.groups.turn = group.wrapping_add(1);
             let is_gone = !self.unique.groups.by_key.contains_key(&group);
             let first = self.unique.groups.first_parked(group);
             let Some(first) = first.filter(|_| !is_gone && !self.unique.groups.is_full(group))
@@ -374,20 +402,31 @@ impl Queue {
             };
             if self.is_flushed(&self.jobs[first]) {
                 self.withdraw(first, group);
-            } else if self.insert_ready(first) {
-                self.withdraw(first, group);
-                self.set_place(first, Place::Offered);
-                self.tubes[self.jobs[first].tube].behind -= 1;
-                self.announce(first, now);
-            } else {
+                continue;
+            }
+            self.unique.groups.is_refused = !self.insert_ready(first);
+            if self.unique.groups.is_refused {
                 return;
             }
+            self.withdraw(first, group);
+            self.set_place(first, Place::Offered);
+            self.tubes[self.jobs[first].tube].behind -= 1;
+            self.announce(first, now);
         }
     }
 
-    /// Returns whether parked jobs can be offered.
-    pub(super) fn has_freed_slots(&self) -> bool {
-        !self.unique.groups.freed.is_empty()
+    /// Returns when parked jobs are offered, if some can be: at once, or later without memory.
+    pub(super) fn offers_due(&self, ticked_at: Nanos, later: Nanos) -> Nanos {
+        match &self.unique.groups {
+            Groups { freed, .. } if freed.is_empty() => Nanos::NEVER,
+            Groups { is_refused, .. } => {
+                if *is_refused {
+                    later
+                } else {
+                    ticked_at
+                }
+            }
+        }
     }
 
     // ---- Flushes ----
@@ -407,14 +446,20 @@ impl Queue {
         }
     }
 
-    /// Frees the slot of a job that a flush has deleted while a worker holds it. Returns `false` if there is
-    /// none.
+    /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns
+    /// `false` if there is none.
     pub(super) fn free_flushed_slot(&mut self, tube: TubeKey, epoch: u8) -> bool {
         let first = self.unique.groups.reserved.range((tube, epoch, JobKey::default())..).next();
         let Some(&(_, _, job)) = first.filter(|it| (it.0, it.1) == (tube, epoch)) else {
             return false;
         };
         self.free_slot(job);
+        let key = self.jobs[job].unique().expect("it had a slot");
+        if let Some(member) = self.unique.member_mut(key) {
+            let con = member.con;
+            member.con.limit = 0;
+            self.unique.groups.forget_limit(con);
+        }
         true
     }
 
@@ -431,6 +476,10 @@ impl Queue {
                 continue;
             };
             members += 1;
+            if limit == 0 {
+                // A flush has deleted it.
+                continue;
+            }
             let of_group = counted.entry(group).or_default();
             *of_group.limits.entry(limit).or_default() += 1;
             let is_held = groups.reserved.contains(&(job.tube, job.epoch, key));

@@ -102,7 +102,7 @@ impl Queue {
         let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        let slots = if self.has_freed_slots() { self.ticked_at + LATE } else { Nanos::NEVER };
+        let slots = self.offers_due(self.ticked_at, self.ticked_at + LATE);
         timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due()).min(slots)
     }
 

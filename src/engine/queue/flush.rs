@@ -195,6 +195,12 @@ impl Queue {
     /// Frees the jobs of a flush that no connection holds. Returns `false` if `work_left` is too small for all
     /// of them.
     fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
+        let is_done = self.free_flushed_jobs(index, work_left, now);
+        self.offer_parked(now);
+        is_done
+    }
+
+    fn free_flushed_jobs(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
         loop {
             let Flush { tube, epoch, ready, delayed, postponed, buried, behind, decision, .. } =
                 &mut self.flushes.pending[index];
@@ -216,7 +222,6 @@ impl Queue {
                 }
                 None if decision.kind == FlushKind::All && self.free_flushed_slot(tube, epoch) => {
                     *work_left = work_left.saturating_sub(WORK_PER_FREE);
-                    self.offer_parked(now);
                 }
                 None => return true,
             }
@@ -321,7 +326,6 @@ impl Queue {
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
         *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);
-        self.offer_parked(now);
     }
 
     // ---- Checking ----
