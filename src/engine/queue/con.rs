@@ -446,6 +446,16 @@ impl Queue {
         }
     }
 
+    /// Frees the slots of jobs that a flush deletes while workers hold them, at the moment of the flush. With very
+    /// many the rest follows in its steps.
+    pub(super) fn free_flushed_slots(&mut self, tube: TubeKey, epoch: u8) {
+        for _ in 0..OFFERED_PER_STEP {
+            if !self.free_flushed_slot(tube, epoch) {
+                break;
+            }
+        }
+    }
+
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns
     /// `false` if there is none.
     pub(super) fn free_flushed_slot(&mut self, tube: TubeKey, epoch: u8) -> bool {

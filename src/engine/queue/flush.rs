@@ -116,6 +116,7 @@ impl Queue {
         let tube = &mut self.tubes[tube_key];
         tube.flushes += 1;
         tube.deletes += count;
+        let epoch = tube.epoch;
         let mut flush = Flush {
             tube: tube_key,
             conn: Some(conn),
@@ -127,7 +128,7 @@ impl Queue {
             behind: 0,
             reserved: 0,
             decision: Decision { kind, decided_at: now },
-            epoch: tube.epoch,
+            epoch,
             buried_epoch: tube.buried_epoch,
         };
         match kind {
@@ -148,6 +149,9 @@ impl Queue {
         self.totals.buried -= u64::from(flush.buried.len());
         self.flushes.pending.push_back(flush);
 
+        if kind == FlushKind::All {
+            self.free_flushed_slots(tube_key, epoch);
+        }
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
