@@ -20,7 +20,10 @@ pub struct Compaction {
     debt_bytes: u64,
     /// The moment of the next step that is made although no command makes garbage.
     idle_step_at: Nanos,
-    /// The bytes that all files took when the last step could move no job; otherwise `None`.
+    /// In the last step no job could be moved.
+    is_blocked: bool,
+    /// The bytes that all files took when the last step found no space for the jobs of the file;
+    /// otherwise `None`.
     blocked_at_bytes: Option<u64>,
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
@@ -93,7 +96,7 @@ impl Binlog {
         }
     }
 
-    /// Sets the bytes to be moved now. While no job can be moved, only idle steps try.
+    /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
     fn set_debt(&mut self, debt: u64) {
         let disk_bytes = self.files.sums.disk_bytes;
         let may_move = self.compaction.blocked_at_bytes.is_none_or(|bytes| disk_bytes < bytes);
@@ -117,7 +120,7 @@ impl Binlog {
         self.now = now;
         self.compaction.is_freeing = self.must_free();
         if self.compaction.idle_step_at <= now && self.is_compaction_wanted() {
-            let is_blocked = self.compaction.blocked_at_bytes.is_some();
+            let is_blocked = self.compaction.is_blocked;
             self.compaction.idle_step_at =
                 now + if is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
             let idle_bytes = self.policy.limits.idle_move_bytes as u64;
@@ -151,7 +154,9 @@ impl Binlog {
         let file = self.choose_file(most_live).filter(|&(_, live_bytes)| {
             !must_fit || self.make_room_for_moves(live_bytes + gap_bytes)
         });
-        self.compaction.emptied.take_if(|_| file.is_none());
+        let has_space = !must_fit || file.is_some();
+        self.compaction.blocked_at_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
+        self.compaction.emptied.take_if(|_| !has_space);
         let found = file.and_then(|(number, _)| self.reserve_first_of(number));
         self.set_blocked(found.is_none());
         found
@@ -194,7 +199,7 @@ impl Binlog {
 
     /// Notes whether the next job cannot be moved now.
     pub fn set_blocked(&mut self, is_blocked: bool) {
-        self.compaction.blocked_at_bytes = is_blocked.then_some(self.files.sums.disk_bytes);
+        self.compaction.is_blocked = is_blocked;
         if is_blocked {
             self.compaction.debt_bytes = 0;
         }
