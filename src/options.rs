@@ -222,7 +222,7 @@ impl Flags {
         self.0.opt_strs(flag).pop()
     }
 
-    /// Returns the parsed argument of a flag. The error says that it is not `expected`.
+    /// Returns the parsed argument of a flag. The error names what is `expected`.
     fn value<T>(
         &self,
         flag: &str,

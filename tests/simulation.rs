@@ -192,15 +192,13 @@ fn fail_unless_other_order_explains(seed: u64, setup: Setup, history: &[Event], 
         return;
     }
     let first = cut_lines(&format!("SEED={seed} fails at step {}: {first}", steps - 1));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{seed}.txt"));
     if number("NO_SHRINK").is_some() {
-        let events: String = history.iter().map(|event| format!("{event}\n")).collect();
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("whole-{seed}.txt"));
-        std::fs::write(&path, format!("{setup}\n{events}")).unwrap();
+        std::fs::write(&path, shrink::text_of(setup, history)).unwrap();
         panic!("{first}");
     }
     eprintln!("{first}\nshortening the history ...");
     let (text, failure) = shrink::shortest(setup, history);
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{seed}.txt"));
     std::fs::write(&path, &text).unwrap();
     panic!(
         "\n\nthe shortest history found, {} events:\n\n{}\n\

@@ -186,15 +186,17 @@ impl Store {
     /// Returns whether `text_len` more bytes of text exceed this limit. Without such input and text, one
     /// reply may exceed it.
     pub fn is_crowded_by(&self, text_len: usize) -> bool {
-        let buffered = self.buffered_bytes();
-        buffered > 0 && buffered.saturating_add(text_len) > self.buffer_limit
+        self.is_exceeded(self.buffered_bytes(), text_len)
     }
 
     /// Returns whether `text_len` more bytes of text exceed this limit, whatever the input takes: replies that wait
     /// for the text of others to be sent would otherwise wait for their own input.
     pub fn is_text_crowded_by(&self, text_len: usize) -> bool {
-        let text = self.pool.text_len();
-        text > 0 && text.saturating_add(text_len) > self.buffer_limit
+        self.is_exceeded(self.pool.text_len(), text_len)
+    }
+
+    fn is_exceeded(&self, buffered: usize, more: usize) -> bool {
+        buffered > 0 && buffered.saturating_add(more) > self.buffer_limit
     }
 
     /// Returns the number of unsent bytes at which the commands of a connection stop running.

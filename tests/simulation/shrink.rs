@@ -54,9 +54,14 @@ pub fn shortest(setup: Setup, history: &[Event]) -> (String, Failure) {
     silently(|| {
         let shortest = shrink(setup, history);
         let failure = replay(setup, &shortest).expect_err("it has just failed");
-        let events = shortest.iter().map(|event| format!("{event}\n"));
-        ([format!("{setup}\n")].into_iter().chain(events).collect(), failure)
+        (text_of(setup, &shortest), failure)
     })
+}
+
+/// Returns a history as the text of a file.
+pub fn text_of(setup: Setup, history: &[Event]) -> String {
+    let events = history.iter().map(|event| format!("{event}\n"));
+    [format!("{setup}\n")].into_iter().chain(events).collect()
 }
 
 /// Returns a part of `history` that fails too, and from which no single event and no single line can

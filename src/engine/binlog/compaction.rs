@@ -24,7 +24,7 @@ pub struct Compaction {
     is_blocked: bool,
     /// The bytes that all files took when the last step found no space for the jobs of the file;
     /// otherwise `None`.
-    blocked_at_bytes: Option<u64>,
+    blocked_disk_bytes: Option<u64>,
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
@@ -99,9 +99,9 @@ impl Binlog {
     /// Sets the bytes to be moved now. While there is no space for them, only idle steps try.
     fn set_debt(&mut self, debt: u64) {
         let disk_bytes = self.files.sums.disk_bytes;
-        let may_move = self.compaction.blocked_at_bytes.is_none_or(|bytes| disk_bytes < bytes);
+        let has_space = self.compaction.blocked_disk_bytes.is_none_or(|bytes| disk_bytes < bytes);
         let most = self.policy.limits.move_debt_bytes as u64;
-        self.compaction.debt_bytes = if may_move { debt.min(most) } else { 0 };
+        self.compaction.debt_bytes = if has_space { debt.min(most) } else { 0 };
     }
 
     fn can_move(&self) -> bool {
@@ -155,7 +155,7 @@ impl Binlog {
             !must_fit || self.make_room_for_moves(live_bytes + gap_bytes)
         });
         let has_space = !must_fit || file.is_some();
-        self.compaction.blocked_at_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
+        self.compaction.blocked_disk_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
         self.compaction.emptied.take_if(|_| !has_space);
         let found = file.and_then(|(number, _)| self.reserve_first_of(number));
         self.set_blocked(found.is_none());

@@ -53,6 +53,7 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer {
     s.queue.mark_worker(&mut c.client);
+    // A slot may have become free while no client waited for it.
     s.queue.offer_parked(s.now);
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;

@@ -11,14 +11,15 @@
 //!            parked: found when a slot becomes free
 //! ```
 //!
-//! A job that becomes the first is parked, and [`Queue::offer_parked`] offers it, at once if there is a slot:
-//! the one place that tells workers of it. A group may become full while its jobs are offered in a thousand other tubes. So these are parked when a
-//! search finds them at the front of their tube, and a parked one is offered again when a slot is free.
-//! Each of these steps takes O(log n). A job without such a key is not touched.
+//! A job that becomes the first is parked, and only [`Queue::offer_parked`] offers it, at once if there is a
+//! slot, and gives it to a worker that waits. A group may become full while its jobs are offered in a thousand
+//! other tubes. So these are parked when a search finds them at the front of their tube. Each of these steps
+//! takes O(log n). A job without such a key is not touched.
 //!
 //! A group is known by a hash of its key with the secret of the server, not by the key itself.
 
 use super::Queue;
+use super::due::LATE;
 use super::job::{Job, State};
 use super::tube::Tube;
 use crate::engine::collections::slab::PagedSlab;
@@ -54,7 +55,7 @@ pub struct Groups {
     /// The ready jobs of all groups.
     ready: BTreeSet<ReadyJob>,
     /// The parked jobs, by group and rank.
-    parked: BTreeSet<(u64, u32, u64, JobKey)>,
+    parked: BTreeSet<ParkedJob>,
     /// The reserved jobs, by tube and epoch.
     reserved: BTreeSet<(TubeKey, u8, JobKey)>,
     /// Groups with a free slot that have parked jobs.
@@ -68,6 +69,9 @@ pub struct Groups {
     /// The jobs with a group.
     members: PagedSlab<MemberKey, Member>,
 }
+
+/// Group, priority and id of a parked job.
+type ParkedJob = (u64, u32, u64, JobKey);
 
 /// Tube, epoch, group, priority and id of a ready job.
 type ReadyJob = (TubeKey, u8, u64, u32, u64, JobKey);
@@ -148,8 +152,7 @@ impl Groups {
     /// Returns the group with a free slot whose parked job is offered next: of a few the one with the best job.
     fn next_freed(&self) -> Option<u64> {
         if self.freed.len() <= FEW_GROUPS {
-            let first = |group: &u64| self.parked.range((*group, 0, 0, JobKey::default())..).next();
-            let rank = |group: &u64| first(group).map(|parked| (parked.1, parked.2));
+            let rank = |group: &u64| self.first_parked(*group).map(|parked| (parked.1, parked.2));
             return self.freed.iter().copied().min_by_key(rank);
         }
         self.freed.range(self.turn..).next().or(self.freed.first()).copied()
@@ -170,9 +173,9 @@ impl Groups {
         }
     }
 
-    fn first_parked(&self, group: u64) -> Option<JobKey> {
+    fn first_parked(&self, group: u64) -> Option<ParkedJob> {
         let first = self.parked.range((group, 0, 0, JobKey::default())..).next();
-        first.filter(|parked| parked.0 == group).map(|parked| parked.3)
+        first.filter(|parked| parked.0 == group).copied()
     }
 
     /// Returns the first ready job of a group in a tube.
@@ -233,7 +236,7 @@ impl Queue {
         (tube, epoch, group, pri, id, key)
     }
 
-    fn parked_job(&self, key: JobKey, group: u64) -> (u64, u32, u64, JobKey) {
+    fn parked_job(&self, key: JobKey, group: u64) -> ParkedJob {
         let Job { pri, id, .. } = self.jobs[key];
         (group, pri, id, key)
     }
@@ -393,10 +396,9 @@ impl Queue {
         for _ in 0..OFFERED_PER_STEP {
             let Some(group) = self.unique.groups.next_freed() else { return };
             self.unique.groups.turn = group.wrapping_add(1);
-            let is_gone = !self.unique.groups.by_key.contains_key(&group);
+            // A group without jobs may be gone.
             let first = self.unique.groups.first_parked(group);
-            let Some(first) = first.filter(|_| !is_gone && !self.unique.groups.is_full(group))
-            else {
+            let Some((.., first)) = first.filter(|_| !self.unique.groups.is_full(group)) else {
                 self.unique.groups.freed.remove(&group);
                 continue;
             };
@@ -415,17 +417,12 @@ impl Queue {
         }
     }
 
-    /// Returns when parked jobs are offered, if some can be: at once, or later without memory.
-    pub(super) fn offers_due(&self, ticked_at: Nanos, later: Nanos) -> Nanos {
+    /// Returns when the next tick offers parked jobs: at once if some can be, but later without memory.
+    pub(super) fn offers_due(&self) -> Nanos {
         match &self.unique.groups {
-            Groups { freed, .. } if freed.is_empty() => Nanos::NEVER,
-            Groups { is_refused, .. } => {
-                if *is_refused {
-                    later
-                } else {
-                    ticked_at
-                }
-            }
+            groups if groups.freed.is_empty() => Nanos::NEVER,
+            groups if groups.is_refused => self.ticked_at + LATE,
+            _ => self.ticked_at,
         }
     }
 

@@ -16,7 +16,7 @@ use std::collections::TryReserveError;
 /// deadline.
 pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 /// When due work has waited this long, ticks do more.
-const LATE: Nanos = Nanos::from_millis(20);
+pub(super) const LATE: Nanos = Nanos::from_millis(20);
 
 impl Queue {
     /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`.
@@ -102,7 +102,7 @@ impl Queue {
         let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        let slots = self.offers_due(self.ticked_at, self.ticked_at + LATE);
+        let slots = self.offers_due();
         timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due()).min(slots)
     }
 
