@@ -4,7 +4,7 @@
 use crate::harness::driver::{Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use crate::harness::instance::Instance;
-use crate::harness::request::put;
+use crate::harness::request::{delete_all, put};
 
 const OPTIONS: Options =
     Options { period: Nanos::from_millis(1), ..Options::binlog(64 * 1024, Syncing::Never) };
@@ -59,6 +59,22 @@ fn nothing_more_is_run_while_too_many_changes_wait() {
         assert!(rounds < 5 || replies.lines().count() == 2, "{replies:?}");
     }
     assert!(rounds > 10, "{rounds} acknowledgements for 10,000 puts");
+}
+
+/// Jobs pass through the queue next to a few that stay. The oldest file may then be one without jobs.
+#[test]
+fn files_without_jobs_leave_beside_kept_jobs() {
+    let mut server = start(None);
+    (0..50).for_each(|number| {
+        server.ask_remote(put(0, 0, 9, format!("kept {number}")));
+    });
+    for round in 0..200 {
+        let first_id = 51 + 50 * round;
+        server.ask_remote(put(0, 0, 9, [b'x'; 1_000]).repeat(50));
+        server.ask_remote(delete_all(first_id..first_id + 50));
+        let used = server.disk.used();
+        assert!(used < 8 * 64 * 1024, "{used} bytes after round {round}");
+    }
 }
 
 #[test]
