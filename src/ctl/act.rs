@@ -3,14 +3,11 @@
 use super::conn::{Conn, EXIT_REFUSED, Fields, lacks};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task, request};
-use super::work::Work;
 use super::{Args, Ctl, args, usage_error};
 use crate::os::failure::Failure;
 
-const DELETE: (&str, &str) = ("delete", "DELETED");
-
 /// `retry`
-pub fn retry(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn retry(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let states: &[&str] = if args.has("delayed") { &["buried", "delayed"] } else { &["buried"] };
     let (is_all, limit) = (args.has("all"), args.number("limit")?);
     let needs = |what: &str| usage_error(&format!("retry: needs {what}"));
@@ -20,66 +17,63 @@ pub fn retry(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     }
     let ids = if takes_tube { Ok(Vec::new()) } else { args.ids(0) };
     let ids = ids.map_err(|_| needs("ids of jobs, or a tube with --all or --limit N"))?;
-    let mut conn = ctl.connect()?;
-    let tube = if takes_tube { Some(look::tube(&mut conn, &args.words[0])?) } else { None };
+    let tube = if takes_tube { Some(look::tube(&mut ctl.conn, &args.words[0])?) } else { None };
     let selection = Selection { tube, ids, states, limit: limit.unwrap_or(u64::MAX) };
     let task = Task { verb: "retry", done: "retried", to: "", asks: is_all };
-    selection.run(ctl, &mut conn, &task, |conn, jobs, work| {
-        request(conn, jobs, ("kick-job", "KICKED"), work)
-    })
+    selection.run(ctl, &task, |ctl, jobs| request(ctl, jobs, "kick-job", "KICKED"))
 }
 
 /// `delete`
-pub fn delete(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn delete(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let ids = args.ids(0)?;
     let task = Task { verb: "delete", done: "deleted", to: "", asks: ids.len() > 1 };
     let selection = Selection { tube: None, ids, states: NOT_HELD, limit: u64::MAX };
-    selection
-        .run(ctl, &mut ctl.connect()?, &task, |conn, jobs, work| request(conn, jobs, DELETE, work))
+    selection.run(ctl, &task, delete_each)
+}
+
+fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result<(), Failure> {
+    request(ctl, jobs, "delete", "DELETED")
 }
 
 /// `flush`
-pub fn flush(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let name = args::tube(&args.words[0])?;
-    let (word, states): (_, &[&str]) = match args.has("buried") {
-        true => ("flush-buried", &["buried"]),
-        false => ("flush-tube", &["any"]),
-    };
-    let mut conn = ctl.connect()?;
-    let tube = Some(look::tube(&mut conn, name)?);
-    let selection = Selection { tube, ids: Vec::new(), states, limit: u64::MAX };
+pub fn flush(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+    let states: &[&str] = if args.has("buried") { &["buried"] } else { &["any"] };
+    let tube = look::tube(&mut ctl.conn, &args.words[0])?;
+    let selection = Selection::of_tube(tube, states);
     let task = Task { verb: "delete", done: "deleted", to: "", asks: true };
-    let Some(mut work) = selection.begin(ctl, &task)? else { return Ok(0) };
-    let reply = conn.ask(&format!("{word} {name}"))?;
-    let ended = match reply.line.as_str() {
-        "UNKNOWN_COMMAND" => delete_all(&mut conn, name, states, &mut work),
-        // Without a job, the tube may be gone since.
-        "NOT_FOUND" => Ok(()),
-        _ => reply.expect("FLUSHED").map(|line| work.add(line[8..].parse().unwrap_or(0))),
-    };
-    work.end(ended)
+    if selection.begin(ctl, &task)? { flush_selected(ctl, selection) } else { Ok(()) }
 }
 
-/// Deletes the jobs of a tube in a state, or in `any`, one by one. Those that workers hold stay.
-pub fn delete_all(
-    conn: &mut Conn,
-    name: &str,
-    states: &'static [&'static str],
-    work: &mut Work,
-) -> Result<(), Failure> {
-    let tube = look::tube(conn, name)?;
-    let held = if states == ["any"] { tube.jobs("reserved") } else { 0 };
-    let states = if states == ["any"] { NOT_HELD } else { states };
-    let selection = Selection { tube: Some(tube), ids: Vec::new(), states, limit: u64::MAX };
-    let ended = selection.each(conn, work, |conn, jobs, work| request(conn, jobs, DELETE, work));
-    if held > 0 {
-        work.fail(&format!("tube {name}: {held} held jobs stay"));
+/// Deletes the selected jobs of a tube. Without a command for that they are deleted one by one, and those that
+/// workers hold stay.
+pub fn flush_selected(ctl: &mut Ctl, mut selection: Selection) -> Result<(), Failure> {
+    let Some(tube) = &selection.tube else { return Ok(()) };
+    let is_all = selection.states == ["any"];
+    let word = if is_all { "flush-tube" } else { "flush-buried" };
+    let reply = ctl.conn.ask(&format!("{word} {}", tube.name))?;
+    match reply.line.as_str() {
+        // Without a job, the tube may be gone since.
+        "NOT_FOUND" => return Ok(()),
+        "UNKNOWN_COMMAND" if is_all => {}
+        "UNKNOWN_COMMAND" => return selection.each(ctl, delete_each),
+        _ => {
+            let line = reply.expect("FLUSHED")?;
+            ctl.work.add(line[8..].parse().unwrap_or(0));
+            return Ok(());
+        }
     }
-    ended
+    let held = format!("tube {}: {} held jobs stay", tube.name, tube.jobs("reserved"));
+    let has_held = tube.jobs("reserved") > 0;
+    selection.states = NOT_HELD;
+    selection.each(ctl, delete_each)?;
+    if has_held {
+        ctl.work.fail(&held);
+    }
+    Ok(())
 }
 
 /// `move`
-pub fn move_jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn move_jobs(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
     let ids = args.ids(2)?;
     let states: &[&str] = match args.state()? {
@@ -92,16 +86,14 @@ pub fn move_jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         Some(_) => NOT_HELD,
     };
     let limit = args.number("limit")?.unwrap_or(u64::MAX);
-    let mut conn = ctl.connect()?;
-    let tube = Some(look::tube(&mut conn, from)?);
+    let tube = Some(look::tube(&mut ctl.conn, from)?);
     let task = Task { verb: "move", done: "moved", to: &format!(" to {to}"), asks: true };
-    let selection = Selection { tube, ids, states, limit };
-    selection.run(ctl, &mut conn, &task, |conn, jobs, work| {
+    Selection { tube, ids, states, limit }.run(ctl, &task, |ctl, jobs| {
         for job in jobs {
-            if work.done >= limit || work.is_stopped() {
+            if ctl.work.done >= limit || ctl.work.is_stopped() {
                 return Ok(());
             }
-            move_job(conn, job, to, work)?;
+            move_job(ctl, job, to)?;
         }
         Ok(())
     })
@@ -109,7 +101,7 @@ pub fn move_jobs(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
 
 /// Moves a job, unless it is gone since it was found. It is deleted last: a crash in between leaves it in both
 /// tubes, and never in none.
-fn move_job(conn: &mut Conn, job: &Fields, to: &str, work: &mut Work) -> Result<(), Failure> {
+fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<(), Failure> {
     let id = job.number("id");
     let reply = conn.ask(&format!("reserve-job {id}"))?;
     if reply.line == "UNKNOWN_COMMAND" {
@@ -125,9 +117,7 @@ fn move_job(conn: &mut Conn, job: &Fields, to: &str, work: &mut Work) -> Result<
     }
     match conn.ask(&format!("delete {id}"))?.line == "DELETED" {
         true => work.add(1),
-        false => {
-            work.fail(&format!("job {id}: now in both tubes, as its time to run has ended"));
-        }
+        false => work.fail(&format!("job {id}: now in both tubes, as its time to run has ended")),
     }
     Ok(())
 }

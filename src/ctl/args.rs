@@ -1,21 +1,14 @@
 //! Command lines: words and options to numbers, names and times. It must not know a server.
 
-use super::conn::Place;
-use super::{COMMANDS, Command, Ctl, EXIT_USAGE};
+use super::conn::Conn;
+use super::work::Work;
+use super::{COMMANDS, Ctl, EXIT_USAGE, Run, print};
 use crate::engine::text::is_tube_name;
 use crate::os::failure::Failure;
 use getopts::{Matches, ParsingStyle};
 use std::ffi::OsString;
 use std::str::FromStr;
 use std::time::Duration;
-
-/// What a command line asks for.
-pub enum Request {
-    /// Print this text.
-    Print(String),
-    /// Run a command.
-    Run(&'static Command, Ctl, Args),
-}
 
 /// The words after the command, and the options.
 pub struct Args {
@@ -44,55 +37,34 @@ pub fn usage_error(message: &str) -> Failure {
 
 /// Returns the options in the usage of a command, each with whether it has an argument.
 fn options(usage: &'static str) -> impl Iterator<Item = (&'static str, bool)> {
-    let words: Vec<&str> = usage.split([' ', '|']).collect();
-    let option = move |index: usize| {
-        let name = words[index].trim_start_matches('[').strip_prefix("--")?;
-        let has_argument = !name.ends_with(']')
-            && words.get(index + 1).is_some_and(|next| next.starts_with(char::is_uppercase));
-        Some((name.trim_end_matches(']'), has_argument))
+    let words = usage.split([' ', '|', '[', ']']);
+    let next = words.clone().skip(1).chain([""]);
+    let option = |(word, next): (&'static str, &str)| {
+        Some((word.strip_prefix("--")?, next.starts_with(char::is_uppercase)))
     };
-    (0..usage.split([' ', '|']).count()).filter_map(option)
+    words.zip(next).filter_map(option)
 }
 
-/// Parses the arguments after the program's name.
-pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Request, Failure> {
+/// Parses the arguments after the program's name. Returns what runs the command, with what it needs.
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Args), Failure> {
     let mut flags = getopts::Options::new();
     flags.parsing_style(ParsingStyle::FloatingFrees);
     let mut add = |short, long, has_argument: bool| match has_argument {
         true => drop(flags.optopt(short, long, "", "")),
         false => drop(flags.optflag(short, long, "")),
     };
-    let mut known: Vec<&str> = OPTIONS.iter().map(|option| option.1).collect();
     OPTIONS.iter().for_each(|(short, long, argument, _)| add(short, long, !argument.is_empty()));
+    let mut known: Vec<&str> = Vec::new();
     for (name, has_argument) in COMMANDS.iter().flat_map(|command| options(command.0)) {
         if !known.contains(&name) {
             known.push(name);
             add("", name, has_argument);
         }
     }
-    let arguments: Vec<OsString> = arguments.collect();
     let matches = flags.parse(arguments).map_err(|error| usage_error(&error.to_string()))?;
-    if matches.opt_present("help") {
-        return Ok(Request::Print(help()));
-    }
-    if matches.opt_present("version") {
-        return Ok(Request::Print(format!("beanstalkctl {}", env!("CARGO_PKG_VERSION"))));
-    }
-    let mut words = matches.free.clone().into_iter();
-    let name = words.next().ok_or_else(|| usage_error("no command"))?;
-    let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
-    let command = command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
-    let args = Args { words: words.collect(), matches };
-    let &(usage, least, most, ..) = command;
-    if !(least..=most).contains(&args.words.len()) {
-        return Err(usage_error(&format!("use: beanstalkctl {usage}")));
-    }
-    let is_other = |name: &&&str| args.has(name) && options(usage).all(|(own, _)| own != **name);
-    if let Some(other) = known[OPTIONS.len()..].iter().find(is_other) {
-        return Err(usage_error(&format!("{name} has no option --{other}")));
-    }
+    let mut args = Args { words: matches.free.clone(), matches };
     let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
-    let server = args.matches.opt_str("server").or_else(from_environment);
+    let server = args.text("server").or_else(from_environment);
     let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER));
     let timeout = Duration::from_secs(args.time("timeout")?.unwrap_or(5).into());
     if timeout.is_zero() {
@@ -100,12 +72,20 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Request, Failu
     }
     let ctl = Ctl {
         server: Some(address.clone()).filter(|address| address != DEFAULT_SERVER),
-        place: Place { address, timeout },
+        conn: Conn::to(address, timeout),
         is_json: args.has("json"),
         is_dry_run: args.has("dry-run"),
         is_confirmed: args.has("yes"),
+        work: Work::default(),
     };
-    Ok(Request::Run(command, ctl, args))
+    let run: Run = if args.has("help") {
+        |_, _| print(&help())
+    } else if args.has("version") {
+        |_, _| print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION")))
+    } else {
+        args.command(&known)?
+    };
+    Ok((run, ctl, args))
 }
 
 /// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
@@ -138,6 +118,27 @@ fn help() -> String {
 }
 
 impl Args {
+    /// Removes the name of the command from the words, and returns what runs it. Its words must be as many
+    /// as it takes, and of the options of commands that are `known`, only its own are allowed.
+    fn command(&mut self, known: &[&str]) -> Result<Run, Failure> {
+        if self.words.is_empty() {
+            return Err(usage_error("no command"));
+        }
+        let name = self.words.remove(0);
+        let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
+        let &(usage, least, most, _, run) =
+            command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
+        if !(least..=most).contains(&self.words.len()) {
+            return Err(usage_error(&format!("use: beanstalkctl {usage}")));
+        }
+        let is_other =
+            |name: &&&str| self.has(name) && options(usage).all(|(own, _)| own != **name);
+        match known.iter().find(is_other) {
+            Some(other) => Err(usage_error(&format!("{name} has no option --{other}"))),
+            None => Ok(run),
+        }
+    }
+
     /// Returns whether the option is there.
     pub fn has(&self, option: &str) -> bool {
         self.matches.opt_present(option)

@@ -1,10 +1,10 @@
 //! `bench`: puts, reserves and deletes jobs in a tube of its own, and prints the latency of each command.
 
-use super::act::delete_all;
-use super::conn::{Conn, EXIT_NO_SERVER};
+use super::act::flush_selected;
+use super::conn::{Conn, Fields};
 use super::look;
-use super::print::{Cell, Listing, grouped};
-use super::work::Work;
+use super::print::{Listing, grouped, json_string};
+use super::select::Selection;
 use super::{Args, Ctl, print, usage_error};
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -22,7 +22,7 @@ const MAX_CONNECTIONS: u64 = 1000;
 type Latencies = [Vec<u64>; 3];
 
 /// `bench`
-pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn bench(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let jobs = args.number("jobs")?.unwrap_or(DEFAULT_JOBS);
     let connections = args.number("connections")?.unwrap_or(1);
     let body = vec![b'x'; args.number("size")?.unwrap_or(DEFAULT_SIZE)];
@@ -30,18 +30,16 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         return Err(usage_error("bench: at least 1 job, and 1 to 1,000 connections"));
     }
     if ctl.is_dry_run {
-        print(&format!("would put, reserve and delete {jobs} jobs in a tube of its own"))?;
-        return Ok(0);
+        return print(&format!("would put, reserve and delete {jobs} jobs in a tube of its own"));
     }
     let tube =
         format!("beanstalkctl-bench-{}-{}", std::process::id(), clock::time_of_day().as_nanos());
-    let mut conns = (0..connections).map(|_| ctl.connect()).collect::<Result<Vec<_>, _>>()?;
-    let mut work = Work::start(ctl, "", "", jobs);
+    ctl.begin("", "", jobs);
     let (is_stopped, done, next) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let start = clock::monotonic();
-    let run = |conn: &mut Conn| {
+    let run = |mut conn: Conn| {
         let mut latencies = Latencies::default();
-        let ended = on_tube(conn, &tube, |conn| {
+        let ended = on_tube(&mut conn, &tube, |conn| {
             while !is_stopped.load(Ordering::Relaxed) && next.fetch_add(1, Ordering::Relaxed) < jobs
             {
                 cycle(conn, &tube, &body, &mut latencies)?;
@@ -54,29 +52,31 @@ pub fn bench(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
     };
     let results: Vec<Result<Latencies, Failure>> = thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = conns.iter_mut().map(|conn| scope.spawn(move || run(conn))).collect();
+        let conns = (0..connections).map(|_| ctl.conn.another());
+        let threads: Vec<_> = conns.map(|conn| scope.spawn(move || run(conn))).collect();
         while !threads.iter().all(ScopedJoinHandle::is_finished) {
             thread::sleep(Duration::from_millis(10));
-            is_stopped.fetch_or(work.is_stopped(), Ordering::Relaxed);
-            work.add(done.swap(0, Ordering::Relaxed));
+            is_stopped.fetch_or(ctl.work.is_stopped(), Ordering::Relaxed);
+            ctl.work.add(done.swap(0, Ordering::Relaxed));
         }
         threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
     });
-    work.add(done.into_inner());
-    let (done, nanos) = (work.done, clock::monotonic().since(start).as_nanos());
+    ctl.work.add(done.into_inner());
+    let (done, nanos) = (ctl.work.done, clock::monotonic().since(start).as_nanos());
     let mut latencies = Latencies::default();
     let ended = results.into_iter().try_for_each(|own| {
         latencies.iter_mut().zip(own?).for_each(|(all, own)| all.extend(own));
         Ok(())
     });
-    if ended.as_ref().is_err_and(|failure: &Failure| failure.exit_code != EXIT_NO_SERVER) {
-        for tube in look::tubes(&mut conns[0], &[tube])? {
-            delete_all(&mut conns[0], &tube.name, &["any"], &mut work)?;
-        }
+    if ended.is_err() {
+        // That has failed, whether its jobs can be deleted or not.
+        let tubes = look::tubes(&mut ctl.conn, &[tube]).unwrap_or_default();
+        let _ = tubes
+            .into_iter()
+            .try_for_each(|tube| flush_selected(ctl, Selection::of_tube(tube, &["any"])));
     }
-    let exit_code = work.end(ended)?;
-    report(ctl, latencies, done, nanos)?;
-    Ok(exit_code)
+    ended?;
+    report(ctl, latencies, done, nanos)
 }
 
 /// Runs `act` while the connection uses and watches only this tube, which is gone before the tool ends.
@@ -123,25 +123,25 @@ fn cycle(
 fn report(ctl: &Ctl, latencies: Latencies, jobs: u64, nanos: u64) -> Result<(), Failure> {
     let rate = u128::from(jobs) * 1_000_000_000 / u128::from(nanos.max(1));
     let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-    const COLUMNS: &str = "command<COMMAND jobs! jobs_per_second! p50_us>P50_US p95_us>P95_US \
-                           p99_us>P99_US max_us>MAX_US";
+    const COLUMNS: &str = "command<COMMAND p50_us>P50_US p95_us>P95_US p99_us>P99_US max_us>MAX_US";
     let mut listing = Listing::new(ctl.is_json, COLUMNS);
     for (command, mut latencies) in ["put", "reserve", "delete"].into_iter().zip(latencies) {
         latencies.sort_unstable();
         let last = latencies.len().saturating_sub(1);
         let micros = |percent: usize| {
             let nanos = latencies.get((latencies.len() * percent / 100).min(last));
-            Cell::number(nanos.map_or(0, |nanos| nanos / 1000))
+            nanos.map_or(0, |nanos| nanos / 1000).to_string()
         };
-        listing.add(|key| match key {
-            "command" => Cell::text(command),
-            "jobs" => Cell::number(jobs),
-            "jobs_per_second" => Cell::number(rate),
-            "p50_us" => micros(50),
-            "p95_us" => micros(95),
-            "p99_us" => micros(99),
-            _ => micros(100),
-        })?;
+        let row = Fields::of([
+            ("command", json_string(command)),
+            ("jobs", jobs.to_string()),
+            ("jobs_per_second", rate.to_string()),
+            ("p50_us", micros(50)),
+            ("p95_us", micros(95)),
+            ("p99_us", micros(99)),
+            ("max_us", micros(100)),
+        ]);
+        listing.add(&row, &[])?;
     }
     listing.print()?;
     let line = format!("{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, grouped(rate));

@@ -1,8 +1,10 @@
 //! The connection to a server: requests, replies, and the documents in them. It must not know a command
 //! of the tool.
 
+use super::print::json_string;
 use crate::engine::text::CR_LF;
 use crate::os::failure::Failure;
+use std::fmt::{self, Display};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -17,19 +19,13 @@ pub const EXIT_REFUSED: u8 = 4;
 /// server, and other clients are served between two windows.
 pub const WINDOW: usize = 100;
 
-/// A server, and how long to wait for it.
-#[derive(Clone)]
-pub struct Place {
-    /// `HOST:PORT` or `unix:PATH`.
-    pub address: String,
-    /// The time to connect, and for each reply.
-    pub timeout: Duration,
-}
-
-/// A connection.
+/// A connection, which is opened when the first request is sent.
 pub struct Conn {
-    stream: BufReader<UnixStream>,
-    place: Place,
+    /// `HOST:PORT` or `unix:PATH`.
+    address: String,
+    /// The time to connect, and for each reply.
+    timeout: Duration,
+    stream: Option<BufReader<UnixStream>>,
     /// The address of this end, as the server sees it.
     pub own_address: String,
     /// The tube that is used for puts and peeks.
@@ -42,23 +38,21 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
-/// The keys and values of a document, or of one of its entries. Strings keep their quotes.
+/// The keys and values of a document, of one of its entries, or of a row; displayed as a JSON object. The
+/// values are JSON.
 #[derive(Clone, Default)]
 pub struct Fields(pub Vec<(String, String)>);
 
 impl Conn {
-    /// Connects to the server.
-    pub fn open(place: &Place) -> Result<Conn, Failure> {
-        let connected = connect(place).and_then(|(stream, own_address)| {
-            stream.set_read_timeout(Some(place.timeout))?;
-            stream.set_write_timeout(Some(place.timeout))?;
-            let (stream, used) = (BufReader::new(stream), "default".into());
-            Ok(Conn { stream, place: place.clone(), own_address, used })
-        });
-        connected.map_err(|error| {
-            let message = format!("cannot connect to {}: {error}", place.address);
-            Failure::new(EXIT_NO_SERVER, message)
-        })
+    /// Returns a connection to the server at `address`.
+    pub fn to(address: String, timeout: Duration) -> Conn {
+        let (own_address, used) = (String::new(), "default".into());
+        Conn { address, timeout, stream: None, own_address, used }
+    }
+
+    /// Returns another connection to the same server.
+    pub fn another(&self) -> Conn {
+        Conn::to(self.address.clone(), self.timeout)
     }
 
     /// Sends one request, and returns its reply.
@@ -116,10 +110,17 @@ impl Conn {
 
     /// Sends bytes, and returns the next reply.
     fn send(&mut self, bytes: &[u8]) -> Result<Reply, Failure> {
-        let Place { address, timeout } = &self.place;
-        let sent = self.stream.get_mut().write_all(bytes);
-        sent.and_then(|()| read_reply(&mut self.stream)).map_err(|error| {
+        if self.stream.is_none() {
+            self.open().map_err(|error| {
+                let message = format!("cannot connect to {}: {error}", self.address);
+                Failure::new(EXIT_NO_SERVER, message)
+            })?;
+        }
+        let stream = self.stream.as_mut().expect("it was opened");
+        let sent = stream.get_mut().write_all(bytes);
+        sent.and_then(|()| read_reply(stream)).map_err(|error| {
             let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+            let Conn { address, timeout, .. } = self;
             let message = match is_late {
                 true => format!("no reply from {address} within {} s", timeout.as_secs()),
                 false => format!("the connection to {address} is lost: {error}"),
@@ -127,26 +128,27 @@ impl Conn {
             Failure::new(EXIT_NO_SERVER, message)
         })
     }
-}
 
-/// Returns a stream to the server, and the address of this end. For reading and writing, a descriptor of
-/// either kind of socket does.
-fn connect(place: &Place) -> io::Result<(UnixStream, String)> {
-    if let Some(path) = place.address.strip_prefix("unix:") {
-        return Ok((UnixStream::connect(path)?, "unix".into()));
+    /// Connects. For reading and writing, a descriptor of either kind of socket does.
+    fn open(&mut self) -> io::Result<()> {
+        let stream = if let Some(path) = self.address.strip_prefix("unix:") {
+            self.own_address = "unix".into();
+            UnixStream::connect(path)?
+        } else {
+            let addresses = self.address.to_socket_addrs()?;
+            let none = Err(io::Error::other("the host has no address"));
+            let stream = addresses.fold(none, |stream: io::Result<TcpStream>, address| {
+                stream.or_else(|_| TcpStream::connect_timeout(&address, self.timeout))
+            })?;
+            stream.set_nodelay(true)?;
+            self.own_address = stream.local_addr()?.to_string();
+            OwnedFd::from(stream).into()
+        };
+        stream.set_read_timeout(Some(self.timeout))?;
+        stream.set_write_timeout(Some(self.timeout))?;
+        self.stream = Some(BufReader::new(stream));
+        Ok(())
     }
-    let mut refused = io::Error::other("the host has no address");
-    for address in place.address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, place.timeout) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                let own = stream.local_addr()?.to_string();
-                return Ok((OwnedFd::from(stream).into(), own));
-            }
-            Err(error) => refused = error,
-        }
-    }
-    Err(refused)
 }
 
 fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
@@ -207,6 +209,11 @@ pub fn lacks(command: &str) -> Failure {
 }
 
 impl Fields {
+    /// Returns the keys and values, which are JSON.
+    pub fn of<const N: usize>(pairs: [(&str, String); N]) -> Fields {
+        Fields(pairs.map(|(key, value)| (key.to_owned(), value)).into())
+    }
+
     /// Parses the document of a stats command.
     pub fn of_document(document: &str) -> Fields {
         Fields(document.lines().filter_map(pair).collect())
@@ -222,14 +229,10 @@ impl Fields {
         (document.lines().filter_map(entry).collect(), next)
     }
 
-    /// Returns a value; nothing if it is missing.
-    pub fn raw(&self, key: &str) -> &str {
-        self.0.iter().find(|(own, _)| own == key).map_or("", |(_, value)| value)
-    }
-
-    /// Returns a value without its quotes.
+    /// Returns a value as text, a string without its quotes; nothing if it is missing.
     pub fn text(&self, key: &str) -> &str {
-        self.raw(key).trim_matches('"')
+        let value = self.0.iter().find(|(own, _)| own == key);
+        value.map_or("", |(_, value)| value.trim_matches('"'))
     }
 
     /// Returns a number; 0 if it is missing.
@@ -238,6 +241,16 @@ impl Fields {
     }
 }
 
+impl Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs = self.0.iter().map(|(key, value)| format!("\"{key}\":{value}"));
+        write!(f, "{{{}}}", pairs.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Parses a line of a document. A value is a number, a string in quotes, or a word.
 fn pair(line: &str) -> Option<(String, String)> {
-    line.split_once(": ").map(|(key, value)| (key.to_owned(), value.to_owned()))
+    let (key, value) = line.split_once(": ")?;
+    let is_json = value.starts_with('"') || value.bytes().all(|byte| byte.is_ascii_digit());
+    Some((key.to_owned(), if is_json { value.to_owned() } else { json_string(value) }))
 }

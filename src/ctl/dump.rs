@@ -1,8 +1,7 @@
 //! One job as a line of JSON, in the form of `beanstalkd --dump`. It must not know a server.
 
 use super::conn::Fields;
-use super::list::json_body;
-use super::print::{json_object, json_string};
+use super::print::{json_body, json_string};
 use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, is_key};
 use crate::engine::text::is_tube_name;
 use std::collections::HashMap;
@@ -22,24 +21,20 @@ pub struct Dumped {
 const NANOS: u64 = 1_000_000_000;
 
 /// Returns a job as a line. `now` is the time of day, in ns.
-pub fn line(job: &Fields, tube: &str, body: &[u8], now: u64) -> String {
-    let number = |key: &'static str| (key, job.number(key).to_string());
+pub fn line(job: &Fields, body: &[u8], now: u64) -> String {
+    let number = |key: &str| (key.to_owned(), job.number(key).to_string());
+    let text = |key: &str| (key.to_owned(), json_string(job.text(key)));
     let created_at = now.saturating_sub(job.number("age") * NANOS);
-    let mut pairs = vec![
-        number("id"),
-        ("tube", json_string(tube)),
-        ("state", json_string(job.text("state"))),
-        number("pri"),
-        number("delay"),
-        number("ttr"),
-        ("created_at_ns", created_at.to_string()),
-    ];
+    let mut pairs = vec![number("id"), text("tube"), text("state")];
+    pairs.extend(["pri", "delay", "ttr"].map(number));
+    pairs.push(("created_at_ns".into(), created_at.to_string()));
     if job.text("state") == "delayed" {
-        pairs.push(("due_at_ns", (now + job.number("time-left") * NANOS).to_string()));
+        let due = now + job.number("time-left") * NANOS;
+        pairs.push(("due_at_ns".into(), due.to_string()));
     }
     pairs.extend(["reserves", "timeouts", "releases", "buries", "kicks"].map(number));
     pairs.push(json_body(body));
-    json_object(pairs)
+    Fields(pairs).to_string()
 }
 
 /// Parses a line. An error names the member that is not valid.
@@ -177,11 +172,11 @@ mod tests {
     #[test]
     fn a_line_that_is_printed_is_parsed_again() {
         let all: Vec<u8> = (0..=255).collect();
-        let fields = "{id: 7, state: delayed, pri: 3, age: 5, delay: 60, ttr: 9, time-left: 20}";
+        let fields = "{id: 7, tube: \"mail\", state: delayed, pri: 3, age: 5, delay: 60, ttr: 9, time-left: 20}";
         let (jobs, _) = Fields::of_entries(&format!("jobs:\n- {fields}\n"));
         for body in [&b""[..], b"a", b"\xff", b"\xff\xfe", "\"\\\n\u{1}\u{1f600}".as_bytes(), &all]
         {
-            let line = line(&jobs[0], "mail", body, 100 * NANOS);
+            let line = line(&jobs[0], body, 100 * NANOS);
             let tube = Some("mail".into());
             let job = Dumped { tube, pri: 3, delay: 20, ttr: 9, key: None, body: body.into() };
             assert_eq!(put(&line), Ok(job), "{line}");

@@ -2,6 +2,7 @@
 //! a state is found with `peek-ready` and its kind. It must not know what they are used for.
 
 use super::conn::{Conn, Fields, Reply, WINDOW};
+use super::print::json_string;
 use super::{EXIT_PARTLY, args};
 use crate::attention::{self, Problem, TubeFacts};
 use crate::os::failure::Failure;
@@ -84,9 +85,8 @@ pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>, Failure> {
             peek(conn, &names, "ready")?
         }
         _ => {
-            let list = |reply: Reply| reply.document("list-jobs");
-            let lists = replies.into_iter().map(list).collect::<Result<Vec<_>, Failure>>()?;
-            lists.into_iter().map(|list| Fields::of_entries(&list?).0.pop()).collect()
+            let first = |reply: Reply| listed(reply, "").map(|mut jobs| jobs.pop());
+            replies.into_iter().map(first).collect::<Result<Vec<_>, Failure>>()?
         }
     };
     for (tube, job) in with_ready.iter_mut().zip(jobs) {
@@ -104,10 +104,23 @@ pub fn tube(conn: &mut Conn, name: &str) -> Result<Tube, Failure> {
 
 /// Returns the statistics of jobs; `None` for those that are gone.
 pub fn jobs(conn: &mut Conn, ids: &[u64]) -> Result<Vec<Option<Fields>>, Failure> {
-    let replies = conn.ask_each(ids, |id| format!("stats-job {id}"))?.into_iter();
-    let fields =
-        |reply: Reply| Ok(reply.document("stats-job")?.map(|stats| Fields::of_document(&stats)));
-    replies.map(fields).collect()
+    let fields = |reply: Reply| {
+        let mut job = reply.document("stats-job")?.map(|stats| Fields::of_document(&stats));
+        // The number of its binlog file.
+        job.iter_mut().for_each(|job| job.0.retain(|(key, _)| key != "file"));
+        Ok(job)
+    };
+    conn.ask_each(ids, |id| format!("stats-job {id}"))?.into_iter().map(fields).collect()
+}
+
+/// Returns the jobs in the reply to `list-jobs`, with their tube.
+pub fn listed(reply: Reply, tube: &str) -> Result<Vec<Fields>, Failure> {
+    let list = reply.document("list-jobs")?.unwrap_or_default();
+    let mut jobs = Fields::of_entries(&list).0;
+    for Fields(pairs) in &mut jobs {
+        pairs.insert(pairs.len().min(1), ("tube".into(), json_string(tube)));
+    }
+    Ok(jobs)
 }
 
 /// Returns the first job of a state in each of these tubes, as `peek-ready` and its kind find it.
@@ -159,8 +172,7 @@ impl Pages {
             let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
             self.peeks = reply.line == "UNKNOWN_COMMAND" && self.may_peek;
             if !self.peeks {
-                let list = reply.document("list-jobs")?.unwrap_or_default();
-                jobs = Fields::of_entries(&list).0;
+                jobs = listed(reply, tube)?;
             }
         }
         if self.peeks {

@@ -34,10 +34,11 @@ mod transfer;
 mod work;
 
 use crate::os::failure::Failure;
-use args::{Args, Request, usage_error};
-use conn::{Conn, Place};
+use args::{Args, usage_error};
+use conn::Conn;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+use work::Work;
 
 /// The exit code if something was not found, or was done in part only.
 const EXIT_PARTLY: u8 = 1;
@@ -45,12 +46,11 @@ const EXIT_PARTLY: u8 = 1;
 /// The exit code of a usage error, and without a confirmation.
 const EXIT_USAGE: u8 = 2;
 
-/// The exit code of `check` without an answer, as of each plugin of Nagios.
-const EXIT_UNKNOWN: u8 = 3;
+/// Runs a command.
+type Run = fn(&mut Ctl, &Args) -> Result<(), Failure>;
 
-/// A command: its words and options, the least and the most words, help, and what runs it and returns
-/// the exit code.
-type Command = (&'static str, usize, usize, &'static str, fn(&Ctl, &Args) -> Result<u8, Failure>);
+/// A command: its words and options, the least and the most words, help, and what runs it.
+type Command = (&'static str, usize, usize, &'static str, Run);
 
 const ANY: usize = usize::MAX;
 
@@ -77,38 +77,26 @@ const COMMANDS: [Command; 19] = [
     ("tubes", 0, 0, "names of tubes", status::tubes),
 ];
 
-/// What all commands need.
+/// One run of the tool: the connection, the options of all commands, and what was done.
 struct Ctl {
-    place: Place,
+    conn: Conn,
     /// The argument of `-s` for remedies, unless it is the default.
     server: Option<String>,
     is_json: bool,
     is_dry_run: bool,
     is_confirmed: bool,
-}
-
-impl Ctl {
-    fn connect(&self) -> Result<Conn, Failure> {
-        Conn::open(&self.place)
-    }
+    work: Work,
 }
 
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
-    let mut is_check = false;
-    let done = args::parse(std::env::args_os().skip(1)).and_then(|request| match request {
-        Request::Print(text) => print(&text).map(|()| 0),
-        Request::Run(command, ctl, args) => {
-            is_check = command.0 == "check";
-            (command.4)(&ctl, &args)
-        }
+    let ended = args::parse(std::env::args_os().skip(1)).and_then(|(run, mut ctl, args)| {
+        let ended = run(&mut ctl, &args);
+        ctl.end(ended)
     });
-    ExitCode::from(done.unwrap_or_else(|Failure { exit_code, message }| match is_check {
-        true => print(&format!("UNKNOWN: {message}")).map_or(EXIT_UNKNOWN, |()| EXIT_UNKNOWN),
-        false => {
-            complain(&message);
-            exit_code
-        }
+    ExitCode::from(ended.unwrap_or_else(|Failure { exit_code, message }| {
+        complain(&message);
+        exit_code
     }))
 }
 

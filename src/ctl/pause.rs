@@ -3,7 +3,6 @@
 use super::args::{self, seconds};
 use super::look::{self, Tube};
 use super::print::{capitalized, grouped};
-use super::work::{Work, confirm};
 use super::{Args, Ctl, print, usage_error};
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -16,7 +15,7 @@ const DEFAULT_PAUSE: u32 = 3600;
 const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// `pause`
-pub fn pause(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn pause(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let mut work = (&args.words[..], DEFAULT_PAUSE);
     // The name of a tube may look like a time.
     if let [tubes @ .., last] = work.0
@@ -29,50 +28,47 @@ pub fn pause(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
 }
 
 /// `resume`
-pub fn resume(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn resume(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     set_pause(ctl, args, (&args.words, 0), ("resume", "resumed"))
 }
 
 fn set_pause(
-    ctl: &Ctl,
+    ctl: &mut Ctl,
     args: &Args,
     (words, time): (&[String], u32),
     (verb, done): (&str, &str),
-) -> Result<u8, Failure> {
+) -> Result<(), Failure> {
     if args.has("all") != words.is_empty() {
         return Err(usage_error(&format!("{verb}: needs names of tubes, or --all")));
     }
     words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
-    let mut conn = ctl.connect()?;
-    let names = if words.is_empty() { look::tube_names(&mut conn)? } else { words.to_vec() };
-    if words.is_empty() && !ctl.is_dry_run {
-        confirm(ctl, &format!("{} all {} tubes?", capitalized(verb), grouped(names.len() as u64)))?;
+    let is_all = words.is_empty();
+    let names = if is_all { look::tube_names(&mut ctl.conn)? } else { words.to_vec() };
+    if is_all && !ctl.is_dry_run {
+        ctl.confirm(&format!("{} all {} tubes?", capitalized(verb), grouped(names.len() as u64)))?;
     }
-    let mut work = Work::start(ctl, verb, done, names.len() as u64);
-    let (word, suffix) = if ctl.is_dry_run {
-        ("stats-tube", String::new())
-    } else {
-        ("pause-tube", format!(" {time}"))
+    ctl.begin(verb, done, names.len() as u64);
+    let request = |name: &String| match ctl.is_dry_run {
+        true => format!("stats-tube {name}"),
+        false => format!("pause-tube {name} {time}"),
     };
-    let replies = conn.ask_each(&names, |name| format!("{word} {name}{suffix}"))?;
-    let ended = names.iter().zip(replies).try_for_each(|(name, reply)| {
+    let replies = ctl.conn.ask_each(&names, request)?;
+    for (name, reply) in names.iter().zip(replies) {
         match reply.line.split(' ').next() {
-            Some("NOT_FOUND") => work.fail(&format!("tube {name}: not found")),
-            Some("PAUSED" | "OK") => work.add(1),
+            Some("NOT_FOUND") => ctl.work.fail(&format!("tube {name}: not found")),
+            Some("PAUSED" | "OK") => ctl.work.add(1),
             _ => return Err(reply.refusal()),
         }
-        Ok(())
-    });
-    work.end(ended)
+    }
+    Ok(())
 }
 
 /// `drain`
-pub fn drain(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn drain(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let within = args.time("within")?;
     let states: &[&str] =
         if args.has("held") { &["reserved"] } else { &["ready", "reserved", "delayed"] };
     args.words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
-    let mut conn = ctl.connect()?;
     let rest_of = |tube: &Tube| {
         let count = |state: &&str| {
             format!("{} {}", tube.jobs(state), if *state == "reserved" { "held" } else { state })
@@ -81,29 +77,30 @@ pub fn drain(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         let counts = states.iter().map(count).collect::<Vec<_>>().join(", ");
         (!is_drained).then(|| format!("tube {}: {counts}", tube.name))
     };
-    let mut work = Work::start(ctl, "drain", "drained", 0);
+    if !ctl.is_dry_run {
+        ctl.begin("drain", "drained", 0);
+    }
     let start = clock::monotonic();
-    let mut tubes = look::tubes(&mut conn, &args.words)?;
+    let mut tubes = look::tubes(&mut ctl.conn, &args.words)?;
     // A tube that disappears later is drained.
     let is_there = |name: &&String| tubes.iter().any(|tube| tube.name == **name);
     let (names, missing): (Vec<&String>, Vec<&String>) = args.words.iter().partition(is_there);
     let names: Vec<String> = names.into_iter().cloned().collect();
-    missing.iter().for_each(|name| work.fail(&format!("tube {name}: not found")));
+    missing.iter().for_each(|name| ctl.work.fail(&format!("tube {name}: not found")));
     loop {
         let rest: Vec<String> = tubes.iter().filter_map(rest_of).collect();
         if ctl.is_dry_run {
             let rest = if rest.is_empty() { "nothing".into() } else { rest.join("; ") };
-            print(&format!("would wait for {rest}"))?;
-            return work.end(Ok(()));
+            return print(&format!("would wait for {rest}"));
         }
         let waited = clock::monotonic().since(start).whole_secs();
         let is_late = within.is_some_and(|secs| waited >= secs.into());
-        work.show(&rest.join("; "));
-        if rest.is_empty() || is_late || work.wait(POLL_PAUSE) {
-            work.add((names.len() - rest.len()) as u64);
-            rest.iter().for_each(|line| work.fail(line));
-            return work.end(Ok(()));
+        ctl.work.show(&rest.join("; "));
+        if rest.is_empty() || is_late || ctl.work.wait(POLL_PAUSE) {
+            ctl.work.add((names.len() - rest.len()) as u64);
+            rest.iter().for_each(|line| ctl.work.fail(line));
+            return Ok(());
         }
-        tubes = look::tubes(&mut conn, &names)?;
+        tubes = look::tubes(&mut ctl.conn, &names)?;
     }
 }

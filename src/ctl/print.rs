@@ -2,7 +2,7 @@
 
 use super::conn::Fields;
 use super::print_with;
-use crate::engine::text::JsonText;
+use crate::engine::text::{Base64, JsonText};
 use crate::os::failure::Failure;
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
@@ -13,50 +13,18 @@ pub struct Listing {
     is_json: bool,
     columns: Vec<Column>,
     widths: Vec<usize>,
-    rows: Vec<Vec<Cell>>,
+    /// The cells of each row; in JSON the row is one cell.
+    rows: Vec<Vec<String>>,
     width: usize,
     is_begun: bool,
 }
 
-/// A column: its key in JSON, its kind and its title in a table. The kinds are `>` aligned to the right, `<` to
-/// the left, `~` a name that is cut in its middle, `.` text that is cut at its end, and `!` not in the table.
-/// A column without a key is not in JSON.
+/// A column of a table: its key, its kind and its title. The kinds are `>` aligned to the right, `:` a time in
+/// seconds, `<` aligned to the left, `~` a name that is cut in its middle, and `.` text that is cut at its end.
 type Column = (String, char, String);
 
-/// A value: as JSON, and as text for people.
-#[derive(Clone)]
-pub struct Cell(pub String, pub String);
-
-impl Cell {
-    pub fn text(text: &str) -> Cell {
-        Cell(json_string(text), text.to_owned())
-    }
-
-    pub fn number(number: impl ToString) -> Cell {
-        Cell(number.to_string(), number.to_string())
-    }
-
-    /// A time in seconds.
-    pub fn span(secs: u64) -> Cell {
-        Cell(secs.to_string(), span(secs))
-    }
-
-    /// A value of a document.
-    pub fn of(fields: &Fields, key: &str) -> Cell {
-        match key {
-            "age" | "ttr" | "time-left" | "held" => Cell::span(fields.number(key)),
-            _ => Cell(json_value(fields.raw(key)), fields.text(key).to_owned()),
-        }
-    }
-}
-
-/// Returns the cell of a value that may be unknown.
-pub fn optional<T>(value: Option<T>, cell: impl FnOnce(T) -> Cell) -> Cell {
-    value.map_or_else(|| Cell("null".into(), "-".into()), cell)
-}
-
 /// The kinds of columns.
-const KINDS: [char; 5] = ['>', '<', '~', '.', '!'];
+const KINDS: [char; 5] = ['>', ':', '<', '~', '.'];
 
 /// The width where there is no terminal.
 const WIDTH: usize = 80;
@@ -71,23 +39,27 @@ impl Listing {
     /// Returns an empty listing of columns such as `ready>READY`.
     pub fn new(is_json: bool, columns: &str) -> Listing {
         let column = |text: &str| {
-            let (key, title) = text.split_once(KINDS).unwrap_or((text, ""));
-            (key.to_owned(), text[key.len()..].chars().next().unwrap_or('!'), title.to_owned())
+            let (key, title) = text.split_once(KINDS).expect("each column has a kind");
+            (key.to_owned(), text.as_bytes()[key.len()].into(), title.to_owned())
         };
-        let columns: Vec<Column> = columns.split(' ').map(column).collect();
-        let widths = columns.iter().map(|column| column.2.len()).collect();
+        let columns: Vec<Column> = columns.split_whitespace().map(column).collect();
         let width = terminal_size().map_or(WIDTH, |(width, _)| width);
+        let widths = vec![0; columns.len()];
         Listing { is_json, columns, widths, rows: Vec::new(), width, is_begun: false }
     }
 
-    /// Adds a row whose cells `cell` makes of the keys of the columns. Many rows are printed at once.
-    pub fn add(&mut self, cell: impl Fn(&str) -> Cell) -> Result<(), Failure> {
-        let row: Vec<Cell> = self.columns.iter().map(|column| cell(&column.0)).collect();
-        for ((width, cell), column) in self.widths.iter_mut().zip(&row).zip(&self.columns) {
-            let own = if column.1 == '!' { 0 } else { width_of(&cell.1) };
-            *width = (*width).max(own);
-        }
-        self.rows.push(row);
+    /// Adds a row. `texts` are what the table has for some keys, in place of the value in the row. Many rows are
+    /// printed at once.
+    pub fn add(&mut self, row: &Fields, texts: &[(&str, String)]) -> Result<(), Failure> {
+        let cell = |(key, kind, _): &Column| match texts.iter().find(|(own, _)| own == key) {
+            Some((_, text)) => text.clone(),
+            None if *kind == ':' => span(row.number(key)),
+            None => row.text(key).to_owned(),
+        };
+        self.rows.push(match self.is_json {
+            true => vec![row.to_string()],
+            false => self.columns.iter().map(cell).collect(),
+        });
         if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
     }
 
@@ -99,27 +71,24 @@ impl Listing {
     fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
         if self.is_json {
-            return rows.into_iter().try_for_each(|row| {
-                let pairs = self.columns.iter().map(|column| column.0.as_str()).zip(row);
-                let pairs = pairs.filter(|(key, _)| !key.is_empty());
-                writeln!(out, "{}", json_object(pairs.map(|(key, Cell(json, _))| (key, json))))
-            });
+            return rows.iter().try_for_each(|row| writeln!(out, "{}", row[0]));
         }
         if !rows.is_empty() && !std::mem::replace(&mut self.is_begun, true) {
-            rows.insert(0, self.columns.iter().map(|column| Cell::text(&column.2)).collect());
+            rows.insert(0, self.columns.iter().map(|column| column.2.clone()).collect());
+        }
+        for row in &rows {
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(width_of(cell));
+            }
         }
         let widths = self.fitted();
         for row in rows {
             let mut line = String::new();
-            for (((_, kind, _), width), Cell(_, text)) in self.columns.iter().zip(&widths).zip(&row)
-            {
-                if *kind == '!' {
-                    continue;
-                }
+            for (((_, kind, _), width), text) in self.columns.iter().zip(&widths).zip(&row) {
                 let text = cut(text, *width, *kind == '~');
                 let padding = " ".repeat(width - width_of(&text));
                 line += &match kind {
-                    '>' => format!("{padding}{text}  "),
+                    '>' | ':' => format!("{padding}{text}  "),
                     _ => format!("{text}{padding}  "),
                 };
             }
@@ -131,8 +100,7 @@ impl Listing {
     /// Returns the widths at which the table fits.
     fn fitted(&self) -> Vec<usize> {
         let mut widths = self.widths.clone();
-        let shown = self.columns.iter().filter(|column| column.1 != '!').count();
-        while widths.iter().sum::<usize>() + 2 * (shown - 1) > self.width {
+        while widths.iter().sum::<usize>() + 2 * (widths.len() - 1) > self.width {
             let can_shrink = |&index: &usize| {
                 ['~', '.'].contains(&self.columns[index].1) && widths[index] > NAME_MIN
             };
@@ -220,16 +188,12 @@ pub fn json_string(text: &str) -> String {
     format!("\"{}\"", JsonText(text))
 }
 
-/// Returns a value of a document as JSON: a number, a string that has quotes, or a word.
-pub fn json_value(value: &str) -> String {
-    let is_json = value.starts_with('"') || value.bytes().all(|byte| byte.is_ascii_digit());
-    if is_json { value.to_owned() } else { json_string(value) }
-}
-
-/// Returns a JSON object of values that are JSON.
-pub fn json_object<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
-    let pairs = pairs.into_iter().map(|(key, value)| format!("\"{key}\":{value}"));
-    format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
+/// Returns the key and the value of a body in JSON, as `--dump` prints them.
+pub fn json_body(body: &[u8]) -> (String, String) {
+    match str::from_utf8(body) {
+        Ok(text) => ("body".into(), json_string(text)),
+        Err(_) => ("body_base64".into(), format!("\"{}\"", Base64(body))),
+    }
 }
 
 #[cfg(test)]
@@ -244,12 +208,10 @@ mod tests {
         table.write(&mut out).unwrap();
         assert!(out.is_empty());
         let name = format!("a{}z", "-".repeat(198));
-        let row = |name: &str, ready: u64| {
-            let (name, ready) = (Cell::text(name), Cell::number(ready));
-            move |key: &str| if key == "tube" { name.clone() } else { ready.clone() }
-        };
-        table.add(row(&name, 7)).unwrap();
-        table.add(row("b", 12)).unwrap();
+        for (name, ready) in [(&*name, 7), ("b", 12)] {
+            let row = Fields::of([("tube", json_string(name)), ("ready", ready.to_string())]);
+            table.add(&row, &[]).unwrap();
+        }
         table.write(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();

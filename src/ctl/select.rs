@@ -1,10 +1,9 @@
 //! The jobs that a command works on: those with some ids, or those of a tube in some states. It must not
 //! know what the work is.
 
-use super::conn::{Conn, Fields, WINDOW};
+use super::conn::{Fields, WINDOW};
 use super::look::{self, Pages, Tube};
 use super::print::{capitalized, grouped};
-use super::work::{Work, confirm};
 use super::{Ctl, print};
 use crate::os::failure::Failure;
 
@@ -34,6 +33,11 @@ pub struct Task<'t> {
 }
 
 impl Selection {
+    /// Selects all jobs of a tube in these states.
+    pub fn of_tube(tube: Tube, states: &'static [&'static str]) -> Selection {
+        Selection { tube: Some(tube), ids: Vec::new(), states, limit: u64::MAX }
+    }
+
     /// Returns the number of selected jobs.
     fn total(&self) -> u64 {
         let count = |tube: &Tube| self.states.iter().map(|state| tube.jobs(state)).sum();
@@ -41,43 +45,44 @@ impl Selection {
         of_tube.map_or(self.ids.len() as u64, |tube| self.limit.min(count(tube)))
     }
 
-    /// Asks, and starts the work. A dry run on a tube prints the number of jobs and has no work.
-    pub fn begin(&self, ctl: &Ctl, task: &Task<'_>) -> Result<Option<Work>, Failure> {
+    /// Asks, and begins the work. A dry run on a tube prints the number of jobs and has no work. Returns whether
+    /// there is work.
+    pub fn begin(&self, ctl: &mut Ctl, task: &Task<'_>) -> Result<bool, Failure> {
         let &Task { verb, done, to, asks } = task;
         let total = self.total();
         let of_tube = self.tube.as_ref().map(|tube| format!(" of tube {}", tube.name));
         let of_tube = of_tube.unwrap_or_default();
         if ctl.is_dry_run && self.ids.is_empty() {
-            return print(&format!("would {verb} {total} jobs{of_tube}{to}")).map(|()| None);
+            return print(&format!("would {verb} {total} jobs{of_tube}{to}")).map(|()| false);
         }
         if asks && !ctl.is_dry_run {
             let (verb, total) = (capitalized(verb), grouped(total));
-            confirm(ctl, &format!("{verb} {total} jobs{of_tube}{to}?"))?;
+            ctl.confirm(&format!("{verb} {total} jobs{of_tube}{to}?"))?;
         }
-        Ok(Some(Work::start(ctl, verb, done, total)))
+        ctl.begin(verb, done, total);
+        Ok(true)
     }
 
     /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped. In a dry
     /// run they are only counted.
     pub fn each(
         &self,
-        conn: &mut Conn,
-        work: &mut Work,
-        mut act: impl FnMut(&mut Conn, &[Fields], &mut Work) -> Result<(), Failure>,
+        ctl: &mut Ctl,
+        mut act: impl FnMut(&mut Ctl, &[Fields]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         for window in self.ids.chunks(WINDOW) {
-            if work.is_stopped() {
+            if ctl.work.is_stopped() {
                 return Ok(());
             }
-            let jobs = self.named(conn, window, work)?;
-            if work.is_dry_run {
-                work.add(jobs.len() as u64);
+            let jobs = self.named(ctl, window)?;
+            if ctl.is_dry_run {
+                ctl.work.add(jobs.len() as u64);
                 continue;
             }
-            let before = work.done;
-            act(conn, &jobs, work)?;
-            if work.done - before < jobs.len() as u64 && !work.is_stopped() {
-                work.fail(
+            let before = ctl.work.done;
+            act(ctl, &jobs)?;
+            if ctl.work.done - before < jobs.len() as u64 && !ctl.work.is_stopped() {
+                ctl.work.fail(
                     "some of these jobs are gone, or held by a worker, since they were found",
                 );
             }
@@ -85,43 +90,40 @@ impl Selection {
         let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
         for state in self.states {
             // Jobs that are put meanwhile are left out.
-            let left = self.limit.saturating_sub(work.done).min(tube.jobs(state));
+            let left = self.limit.saturating_sub(ctl.work.done).min(tube.jobs(state));
             let mut pages = Pages::new(&tube.name, state, 0, left, *state != "any");
-            while !work.is_stopped()
-                && let jobs @ [_, ..] = &pages.next(conn)?[..]
+            while !ctl.work.is_stopped()
+                && let jobs @ [_, ..] = &pages.next(&mut ctl.conn)?[..]
             {
-                act(conn, jobs, work)?;
+                act(ctl, jobs)?;
             }
         }
         Ok(())
     }
 
-    /// Begins, does all work, and ends it. Returns the exit code.
+    /// Begins, and does all work.
     pub fn run(
         &self,
-        ctl: &Ctl,
-        conn: &mut Conn,
+        ctl: &mut Ctl,
         task: &Task<'_>,
-        act: impl FnMut(&mut Conn, &[Fields], &mut Work) -> Result<(), Failure>,
-    ) -> Result<u8, Failure> {
-        let Some(mut work) = self.begin(ctl, task)? else { return Ok(0) };
-        let ended = self.each(conn, &mut work, act);
-        work.end(ended)
+        act: impl FnMut(&mut Ctl, &[Fields]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if self.begin(ctl, task)? { self.each(ctl, act) } else { Ok(()) }
     }
 
     /// Returns the statistics of the jobs with these ids. Those that are gone, or in another tube or state,
     /// are reported.
-    fn named(&self, conn: &mut Conn, ids: &[u64], work: &mut Work) -> Result<Vec<Fields>, Failure> {
+    fn named(&self, ctl: &mut Ctl, ids: &[u64]) -> Result<Vec<Fields>, Failure> {
         let mut jobs = Vec::new();
-        for (id, job) in ids.iter().zip(look::jobs(conn, ids)?) {
+        for (id, job) in ids.iter().zip(look::jobs(&mut ctl.conn, ids)?) {
             let is_here =
                 |job: &Fields| self.tube.as_ref().is_none_or(|tube| tube.name == job.text("tube"));
             match job.filter(is_here) {
-                None => work.fail(&format!("job {id}: not found")),
+                None => ctl.work.fail(&format!("job {id}: not found")),
                 Some(job) if self.states.contains(&job.text("state")) => jobs.push(job),
                 Some(job) => {
                     let (own, states) = (job.text("state"), self.states.join(" or "));
-                    work.fail(&format!("job {id}: {own}, not {states}"));
+                    ctl.work.fail(&format!("job {id}: {own}, not {states}"));
                 }
             }
         }
@@ -130,15 +132,10 @@ impl Selection {
 }
 
 /// Sends a request for each of these jobs. Those that are gone since they were found need none.
-pub fn request(
-    conn: &mut Conn,
-    jobs: &[Fields],
-    (word, done): (&str, &str),
-    work: &mut Work,
-) -> Result<(), Failure> {
-    let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
+pub fn request(ctl: &mut Ctl, jobs: &[Fields], word: &str, done: &str) -> Result<(), Failure> {
+    let replies = ctl.conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
     for reply in replies.into_iter().filter(|reply| reply.line != "NOT_FOUND") {
-        reply.expect(done).map(|_| work.add(1))?;
+        reply.expect(done).map(|_| ctl.work.add(1))?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `status`, `check`, `top` and `tubes`: all tubes at once.
 
-use super::conn::{Conn, Fields};
+use super::conn::Fields;
 use super::look::{self, Tube};
-use super::print::{Cell, Listing, json_object, json_string, optional, span, terminal_size};
+use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
 use super::{Args, Ctl, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
@@ -37,7 +37,7 @@ struct Row {
 
 impl Look {
     /// Looks at all tubes. What happened since is known from the look before.
-    fn after(before: &Look, ctl: &Ctl, conn: &mut Conn) -> Result<Look, Failure> {
+    fn after(before: &Look, ctl: &mut Ctl) -> Result<Look, Failure> {
         let at = clock::monotonic();
         let old: HashMap<&str, &Row> =
             before.rows.iter().map(|row| (row.tube.name.as_str(), row)).collect();
@@ -56,7 +56,7 @@ impl Look {
             let problems = tube.problems(has_recent_delete, ctl.server.as_deref());
             Row { tube, problems, rates, deleted_at }
         };
-        let mut rows: Vec<Row> = look::all_tubes(conn)?.into_iter().map(row).collect();
+        let mut rows: Vec<Row> = look::all_tubes(&mut ctl.conn)?.into_iter().map(row).collect();
         rows.sort_by_key(|row| Reverse(row.problems.first().map(|problem| problem.level)));
         Ok(Look { at, rows })
     }
@@ -70,27 +70,37 @@ fn is_stuck(rows: &[Row]) -> bool {
 fn show(ctl: &Ctl, rows: &[Row], most: usize, is_top: bool) -> Result<(), Failure> {
     let rates = if is_top { "in>IN/S out>OUT/S " } else { "" };
     let columns = format!(
-        "tube~TUBE level! rule! ready>READY held>HELD delayed>DELAY buried>BURIED oldest>OLDEST \
-         workers>WORKERS idle>IDLE {rates}.NOTE"
+        "tube~TUBE ready>READY held>HELD delayed>DELAY buried>BURIED oldest:OLDEST \
+         workers>WORKERS idle>IDLE {rates}note.NOTE"
     );
     let mut listing = Listing::new(ctl.is_json, &columns);
     for Row { tube, problems, rates, .. } in rows.iter().take(most) {
-        let worst = problems.first();
-        let rate = |index: usize| rates[index].map(|rate| format!("{rate:.1}"));
-        listing.add(|key| match key {
-            "tube" => Cell::text(&tube.name),
-            "level" => optional(worst, |problem| Cell::text(problem.level.name())),
-            "rule" => optional(worst, |problem| Cell::text(problem.rule)),
-            "held" => Cell::number(tube.jobs("reserved")),
-            "oldest" if tube.jobs("ready") == 0 => Cell("0".into(), "-".into()),
-            "oldest" => Cell::span(tube.oldest),
-            "workers" => Cell::number(tube.watching()),
-            "idle" => Cell::number(tube.stats.number("current-waiting")),
-            "in" => optional(rate(0), Cell::number),
-            "out" => optional(rate(1), Cell::number),
-            "" => Cell::text(&note(tube, problems)),
-            state => Cell::number(tube.jobs(state)),
-        })?;
+        let of_worst = |text: fn(&Problem) -> &str| {
+            problems.first().map_or("null".into(), |worst| json_string(text(worst)))
+        };
+        let jobs = |state| tube.jobs(state).to_string();
+        let mut row = Fields::of([
+            ("tube", json_string(&tube.name)),
+            ("level", of_worst(|problem| problem.level.name())),
+            ("rule", of_worst(|problem| problem.rule)),
+            ("ready", jobs("ready")),
+            ("held", jobs("reserved")),
+            ("delayed", jobs("delayed")),
+            ("buried", jobs("buried")),
+            ("oldest", tube.oldest.to_string()),
+            ("workers", tube.watching().to_string()),
+            ("idle", tube.stats.number("current-waiting").to_string()),
+        ]);
+        let mut texts = vec![("note", note(tube, problems))];
+        if tube.jobs("ready") == 0 {
+            texts.push(("oldest", "-".into()));
+        }
+        for (key, rate) in ["in", "out"].into_iter().zip(rates).filter(|_| is_top) {
+            let rate = rate.map(|rate| format!("{rate:.1}"));
+            texts.push((key, rate.clone().unwrap_or("-".into())));
+            row.0.push((key.into(), rate.unwrap_or("null".into())));
+        }
+        listing.add(&row, &texts)?;
     }
     listing.print()
 }
@@ -105,32 +115,35 @@ fn note(tube: &Tube, problems: &[Problem]) -> String {
 }
 
 /// `status`
-pub fn status(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
-    let mut conn = ctl.connect()?;
-    let Look { rows, .. } = Look::after(&Look::default(), ctl, &mut conn)?;
+pub fn status(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+    let Look { rows, .. } = Look::after(&Look::default(), ctl)?;
     show(ctl, &rows, usize::MAX, false)?;
-    for problem in server_problems(ctl, &mut conn)? {
+    for problem in server_problems(ctl)? {
         complain(&format!("{}: {}", problem.level.name(), problem.text));
     }
     if is_stuck(&rows) {
         complain("'stuck' assumes that no job was deleted in the last 5 s; 'check' looks twice");
     }
-    Ok(0)
+    Ok(())
 }
 
 /// `check`
-pub fn check(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
-    let mut conn = ctl.connect()?;
-    let mut look = Look::after(&Look::default(), ctl, &mut conn)?;
+pub fn check(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+    let unknown = |failure: Failure| (3, "UNKNOWN", failure.message);
+    let (exit_code, word, text) = verdict(ctl).unwrap_or_else(unknown);
+    ctl.work.exit_code = exit_code;
+    print(&format!("{word}: {text}"))
+}
+
+/// Returns the exit code of a plugin of Nagios, its name, and the worst problem.
+fn verdict(ctl: &mut Ctl) -> Result<(u8, &'static str, String), Failure> {
+    let mut look = Look::after(&Look::default(), ctl)?;
     if is_stuck(&look.rows) {
         std::thread::sleep(Duration::from_nanos(TIME_TO_DELETE.as_nanos()));
-        look = Look::after(&look, ctl, &mut conn)?;
+        look = Look::after(&look, ctl)?;
     }
     let rows = look.rows;
-    let count = |state| rows.iter().map(|row| row.tube.jobs(state)).sum::<u64>();
-    let line =
-        format!("OK: {} tubes, {} ready, {} buried", rows.len(), count("ready"), count("buried"));
-    let of_server = server_problems(ctl, &mut conn)?.into_iter().map(|problem| ("server", problem));
+    let of_server = server_problems(ctl)?.into_iter().map(|problem| ("server", problem));
     let of_tubes = rows.iter().flat_map(|row| {
         row.problems.iter().map(|problem| (row.tube.name.as_str(), problem.clone()))
     });
@@ -138,27 +151,28 @@ pub fn check(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
     problems.retain(|(_, problem)| problem.level != Level::Notice);
     problems.sort_by_key(|(_, problem)| Reverse(problem.level));
     let Some((place, Problem { level, text, .. })) = problems.first() else {
-        return print(&line).map(|()| 0);
+        let count = |state| rows.iter().map(|row| row.tube.jobs(state)).sum::<u64>();
+        let (tubes, ready, buried) = (rows.len(), count("ready"), count("buried"));
+        return Ok((0, "OK", format!("{tubes} tubes, {ready} ready, {buried} buried")));
     };
-    let is_critical = *level == Level::Critical;
-    let word = if is_critical { "CRITICAL" } else { "WARNING" };
     let more = match problems.len() - 1 {
         0 => String::new(),
         more => format!("; {more} more"),
     };
-    print(&format!("{word}: {place}: {text}{more}")).map(|()| if is_critical { 2 } else { 1 })
+    let (exit_code, word) =
+        if *level == Level::Critical { (2, "CRITICAL") } else { (1, "WARNING") };
+    Ok((exit_code, word, format!("{place}: {text}{more}")))
 }
 
 /// `top`
-pub fn top(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn top(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let secs =
         args.words.first().map_or(Some(2), |word| args::seconds(word)).filter(|&secs| secs > 0);
     let secs = secs.ok_or_else(|| usage_error("top: not a time, such as 2 or 10s"))?;
-    let mut conn = ctl.connect()?;
-    let mut work = Work::start(ctl, "", "", 0);
+    ctl.begin("", "", 0);
     let mut look = Look::default();
     loop {
-        look = Look::after(&look, ctl, &mut conn)?;
+        look = Look::after(&look, ctl)?;
         // A line for the header, one for the cursor, and the one that clears the screen.
         let height =
             terminal_size().filter(|_| !ctl.is_json).map(|(_, height)| height.saturating_sub(3));
@@ -166,27 +180,28 @@ pub fn top(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
             print("\x1b[H\x1b[J")?;
         }
         show(ctl, &look.rows, height.unwrap_or(usize::MAX), true)?;
-        if work.wait(Duration::from_secs(secs.into())) {
-            return Ok(0);
+        if ctl.work.wait(Duration::from_secs(secs.into())) {
+            // Ctrl-C is its regular end.
+            ctl.work = Work::default();
+            return Ok(());
         }
     }
 }
 
 /// `tubes`
-pub fn tubes(ctl: &Ctl, _: &Args) -> Result<u8, Failure> {
-    let names = look::tube_names(&mut ctl.connect()?)?;
+pub fn tubes(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+    let names = look::tube_names(&mut ctl.conn)?;
     print_with(|out| {
         names.iter().try_for_each(|name| match ctl.is_json {
-            true => writeln!(out, "{}", json_object([("tube", json_string(name))])),
+            true => writeln!(out, "{}", Fields::of([("tube", json_string(name))])),
             false => writeln!(out, "{name}"),
         })
-    })?;
-    Ok(0)
+    })
 }
 
 /// Returns the problems of the server that its protocol shows.
-fn server_problems(ctl: &Ctl, conn: &mut Conn) -> Result<Vec<Problem>, Failure> {
-    let stats = conn.ask("stats")?.document("stats")?.unwrap_or_default();
+fn server_problems(ctl: &mut Ctl) -> Result<Vec<Problem>, Failure> {
+    let stats = ctl.conn.ask("stats")?.document("stats")?.unwrap_or_default();
     let is_draining = Fields::of_document(&stats).text("draining") == "true";
     let facts = ServerFacts { is_draining, ..ServerFacts::default() };
     Ok(attention::of_server(&facts, ctl.server.as_deref()))

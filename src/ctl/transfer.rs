@@ -4,11 +4,9 @@
 //! and never in none.
 
 use super::act::give_back;
-use super::conn::{Conn, Fields, lacks};
+use super::conn::{Fields, lacks};
 use super::look;
-use super::print::json_object;
 use super::select::{NOT_HELD, Selection, Task};
-use super::work::Work;
 use super::{Args, Ctl, EXIT_PARTLY, EXIT_USAGE, args, complain, dump, print, print_with};
 use super::{unwritten, usage_error};
 use crate::engine::text::name_prefix_len;
@@ -22,7 +20,7 @@ pub const DEFAULT_PRI: u32 = 1024;
 pub const DEFAULT_TTR: u32 = 60;
 
 /// `put`
-pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn put(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let tube = args::tube(&args.words[0])?;
     let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI).into();
     let delay = args.time("delay")?.unwrap_or(0).into();
@@ -43,18 +41,16 @@ pub fn put(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
         return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
     }
     if ctl.is_dry_run {
-        print(&format!("would put {} bytes into tube {tube}", body.len()))?;
-        return Ok(0);
+        return print(&format!("would put {} bytes into tube {tube}", body.len()));
     }
-    let mut conn = ctl.connect()?;
-    if !tags.is_empty() && !conn.has_keys()? {
+    if !tags.is_empty() && !ctl.conn.has_keys()? {
         return Err(lacks("keys of jobs"));
     }
-    let (id, other) = conn.put(tube, [pri, delay, ttr], &tags, &body)?;
+    let (id, other) = ctl.conn.put(tube, [pri, delay, ttr], &tags, &body)?;
     if let Some(state) = other {
         complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
     }
-    print(&if ctl.is_json { json_object([("id", id)]) } else { id }).map(|()| 0)
+    print(&if ctl.is_json { Fields::of([("id", id)]).to_string() } else { id })
 }
 
 /// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
@@ -67,27 +63,18 @@ pub fn is_key(text: &str, least: u32) -> bool {
 }
 
 /// `export`
-pub fn export(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
-    let name = args::tube(&args.words[0])?;
+pub fn export(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let takes = args.has("take");
-    let mut conn = ctl.connect()?;
     let (verb, states): (_, &[&str]) =
         if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
-    let tube = Some(look::tube(&mut conn, name)?);
-    let selection = Selection { tube, ids: Vec::new(), states, limit: u64::MAX };
+    let tube = look::tube(&mut ctl.conn, &args.words[0])?;
     let task = Task { verb, done: "exported", to: "", asks: takes };
-    selection
-        .run(ctl, &mut conn, &task, |conn, jobs, work| export_jobs(conn, jobs, name, takes, work))
+    Selection::of_tube(tube, states).run(ctl, &task, |ctl, jobs| export_jobs(ctl, jobs, takes))
 }
 
 /// Writes jobs to stdout. If it `takes` them, they are reserved before, and deleted once stdout is synced.
-fn export_jobs(
-    conn: &mut Conn,
-    jobs: &[Fields],
-    tube: &str,
-    takes: bool,
-    work: &mut Work,
-) -> Result<(), Failure> {
+fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failure> {
+    let Ctl { conn, work, .. } = ctl;
     let word = if takes { "reserve-job" } else { "peek" };
     let (mut lines, mut written) = (String::new(), Vec::new());
     let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
@@ -96,7 +83,7 @@ fn export_jobs(
             return Err(lacks(word));
         }
         if let Some(body) = reply.job()? {
-            lines += &(dump::line(job, tube, &body, now()) + "\n");
+            lines += &(dump::line(job, &body, now()) + "\n");
             written.push(job);
         }
     }
@@ -131,37 +118,27 @@ fn now() -> u64 {
 }
 
 /// `import`
-pub fn import(ctl: &Ctl, args: &Args) -> Result<u8, Failure> {
+pub fn import(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
-    let mut conn = if ctl.is_dry_run { None } else { Some(ctl.connect()?) };
-    let mut work = Work::start(ctl, "import", "imported", 0);
-    let mut lines = io::stdin().lock().split(b'\n').enumerate();
-    let mut ended = Ok(());
-    while ended.is_ok()
-        && !work.is_stopped()
-        && let Some((index, line)) = lines.next()
-    {
-        let bad = |error: io::Error| Failure::new(EXIT_USAGE, error.to_string());
-        let put = line
-            .map_err(bad)
-            .and_then(|line| import_line(&line, tube.as_deref(), conn.as_mut(), &mut work));
-        ended = put.map_err(|Failure { exit_code, message }| {
-            let message =
-                format!("line {}: {message}; {} jobs were put before it", index + 1, work.done);
+    ctl.begin("import", "imported", 0);
+    for (index, line) in io::stdin().lock().split(b'\n').enumerate() {
+        if ctl.work.is_stopped() {
+            break;
+        }
+        let line = line.map_err(|error| Failure::new(EXIT_USAGE, error.to_string()));
+        let put = line.and_then(|line| import_line(ctl, &line, tube.as_deref()));
+        put.map_err(|Failure { exit_code, message }| {
+            let (number, done) = (index + 1, ctl.work.done);
+            let message = format!("line {number}: {message}; {done} jobs were put before it");
             Failure::new(exit_code, message)
-        });
+        })?;
     }
-    work.end(ended)
+    Ok(())
 }
 
 /// Puts the job of a line.
-fn import_line(
-    line: &[u8],
-    tube: Option<&str>,
-    conn: Option<&mut Conn>,
-    work: &mut Work,
-) -> Result<(), Failure> {
+fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result<(), Failure> {
     let bad = |message: &str| Failure::new(EXIT_USAGE, message);
     let line = str::from_utf8(line).map_err(|_| bad("not UTF-8"))?;
     if line.trim().is_empty() {
@@ -169,10 +146,11 @@ fn import_line(
     }
     let job = dump::parse(line, now()).map_err(|message| bad(&message))?;
     let tube = tube.or(job.tube.as_deref()).ok_or_else(|| bad("no tube, and no --tube"))?;
-    let Some(conn) = conn else {
+    let Ctl { conn, work, .. } = ctl;
+    if ctl.is_dry_run {
         work.add(1);
         return Ok(());
-    };
+    }
     let mut key = String::new();
     if let Some(own) = job.key {
         match conn.has_keys()? {

@@ -1,7 +1,8 @@
 //! Work on many jobs: the question before it, its progress, Ctrl-C, and the line at its end. It must not
 //! know what the work is.
 
-use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print, print::grouped, print::json_object};
+use super::conn::Fields;
+use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print, print::grouped};
 use crate::os::failure::Failure;
 use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,49 +10,70 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 /// Work that ends early, with a report, if SIGINT arrives.
+#[derive(Default)]
 pub struct Work {
     /// The beginning of the last line: `moved`; nothing without that line.
     line: String,
-    is_json: bool,
-    pub is_dry_run: bool,
     /// The number of jobs that are done.
     pub done: u64,
     /// The number of jobs that the work is about; 0 if it shows no progress.
     total: u64,
     signals: Option<Signals>,
     is_stopped: bool,
-    /// Whether something was not found or not done.
-    has_failed: bool,
+    /// The exit code, unless the work ends with a failure.
+    pub exit_code: u8,
 }
 
-/// Asks before work that destroys. Without a terminal, `--yes` is needed.
-pub fn confirm(ctl: &Ctl, question: &str) -> Result<(), Failure> {
-    if ctl.is_confirmed {
-        return Ok(());
+impl Ctl {
+    /// Asks before work that destroys. Without a terminal, `--yes` is needed.
+    pub fn confirm(&self, question: &str) -> Result<(), Failure> {
+        if self.is_confirmed {
+            return Ok(());
+        }
+        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            let message = "needs --yes without a terminal; nothing was changed";
+            return Err(Failure::new(EXIT_USAGE, message));
+        }
+        let _ = write!(io::stderr(), "{question} [y/N] ");
+        let mut answer = String::new();
+        let _ = io::stdin().read_line(&mut answer);
+        let is_yes = ["y", "Y", "yes"].contains(&answer.trim());
+        if is_yes { Ok(()) } else { Err(Failure::new(EXIT_USAGE, "nothing was changed")) }
     }
-    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        let message = "needs --yes without a terminal; nothing was changed";
-        return Err(Failure::new(EXIT_USAGE, message));
+
+    /// Begins the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
+    /// a dry run with what it would do.
+    pub fn begin(&mut self, verb: &str, done: &str, total: u64) {
+        let line = if self.is_dry_run { format!("would {verb}") } else { done.to_owned() };
+        // Without the descriptor, SIGINT ends the process: jobs that it holds become ready again.
+        self.work = Work { line, total, signals: Signals::take().ok(), ..Work::default() };
     }
-    let _ = write!(io::stderr(), "{question} [y/N] ");
-    let mut answer = String::new();
-    let _ = io::stdin().read_line(&mut answer);
-    let is_yes = ["y", "Y", "yes"].contains(&answer.trim());
-    if is_yes { Ok(()) } else { Err(Failure::new(EXIT_USAGE, "nothing was changed")) }
+
+    /// Prints what was done, and returns the exit code. `ended` may have a failure that ended the work
+    /// early.
+    pub fn end(mut self, ended: Result<(), Failure>) -> Result<u8, Failure> {
+        let Work { line, done, .. } = &self.work;
+        self.work.show("");
+        let text = match self.is_json {
+            true => Fields::of([(&**line, done.to_string())]).to_string(),
+            false => format!("{line} {done}"),
+        };
+        let printed = match &**line {
+            "" => Ok(()),
+            // Stdout has the jobs.
+            "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
+            _ => print(&text),
+        };
+        ended.and(printed)?;
+        if self.work.is_stopped() {
+            complain("interrupted");
+            self.work.exit_code = EXIT_PARTLY;
+        }
+        Ok(self.work.exit_code)
+    }
 }
 
 impl Work {
-    /// Starts the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
-    /// a dry run with what it would do.
-    pub fn start(ctl: &Ctl, verb: &str, done: &str, total: u64) -> Work {
-        let &Ctl { is_json, is_dry_run, .. } = ctl;
-        let line = if is_dry_run { format!("would {verb}") } else { done.to_owned() };
-        // Without the descriptor, SIGINT ends the process: jobs that it holds become ready again.
-        let signals = Signals::take().ok();
-        let (is_stopped, has_failed) = (false, false);
-        Work { line, is_json, is_dry_run, done: 0, total, signals, is_stopped, has_failed }
-    }
-
     /// Counts jobs that are done.
     pub fn add(&mut self, jobs: u64) {
         let percent = |done: u64| (done * 100).checked_div(self.total).unwrap_or(0);
@@ -71,7 +93,7 @@ impl Work {
 
     /// Reports what was not found or not done.
     pub fn fail(&mut self, message: &str) {
-        self.has_failed = true;
+        self.exit_code = EXIT_PARTLY;
         self.show("");
         complain(message);
     }
@@ -89,26 +111,5 @@ impl Work {
             self.signals.iter().map(|signals| PollFd::new(signals, PollFlags::IN)).collect();
         let _ = poll(&mut signals, timeout.as_ref());
         self.is_stopped()
-    }
-
-    /// Prints what was done, and returns the exit code. `ended` may have a failure that ended the work
-    /// early.
-    pub fn end(mut self, ended: Result<(), Failure>) -> Result<u8, Failure> {
-        self.show("");
-        let line = match self.is_json {
-            true => json_object([(&*self.line, self.done.to_string())]),
-            false => format!("{} {}", self.line, self.done),
-        };
-        let printed = match &*self.line {
-            "" => Ok(()),
-            // Stdout has the jobs.
-            "exported" => writeln!(io::stderr(), "{line}").or(Ok(())),
-            _ => print(&line),
-        };
-        ended.and(printed)?;
-        if self.is_stopped() {
-            complain("interrupted");
-        }
-        Ok(if self.is_stopped || self.has_failed { EXIT_PARTLY } else { 0 })
     }
 }
