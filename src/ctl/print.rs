@@ -2,8 +2,10 @@
 
 use super::conn::Fields;
 use super::print_with;
-use crate::engine::text::{Base64, JsonText};
+use crate::engine::text::JsonText;
 use crate::os::failure::Failure;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
 
@@ -192,7 +194,7 @@ pub fn json_string(text: &str) -> String {
 pub fn json_body(body: &[u8]) -> (String, String) {
     match str::from_utf8(body) {
         Ok(text) => ("body".into(), json_string(text)),
-        Err(_) => ("body_base64".into(), format!("\"{}\"", Base64(body))),
+        Err(_) => ("body_base64".into(), format!("\"{}\"", STANDARD.encode(body))),
     }
 }
 

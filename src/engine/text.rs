@@ -135,27 +135,6 @@ impl fmt::Display for JsonText<'_> {
     }
 }
 
-/// Bytes in base64 (RFC 4648, section 4).
-#[derive(Clone, Copy, Debug)]
-pub struct Base64<'b>(pub &'b [u8]);
-
-impl fmt::Display for Base64<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ALPHABET: &[u8; 64] =
-            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        for three in self.0.chunks(3) {
-            let byte = |index: usize| u32::from(three.get(index).copied().unwrap_or(0));
-            let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-            for index in 0..4 {
-                let sextet = bits >> (18 - 6 * index) & 63;
-                let is_there = index <= three.len();
-                f.write_char(if is_there { char::from(ALPHABET[sextet as usize]) } else { '=' })?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,23 +168,5 @@ mod tests {
     fn json_text_is_escaped() {
         let text = "a\"b\\c\r\n\t\0\u{1f}\u{e9}\u{1f600}";
         assert_eq!(JsonText(text).to_string(), r#"a\"b\\c\r\n\t\u0000\u001fé😀"#);
-    }
-
-    #[test]
-    fn base64_matches_the_rfc() {
-        // RFC 4648, section 10.
-        let pairs = [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ];
-        for (bytes, text) in pairs {
-            assert_eq!(Base64(bytes.as_bytes()).to_string(), text);
-        }
-        assert_eq!(Base64(&[0xfb, 0xff, 0xfe]).to_string(), "+//+");
     }
 }

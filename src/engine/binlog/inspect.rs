@@ -17,7 +17,9 @@ use super::record::{
 };
 use crate::engine::digest::{Con, Digest};
 use crate::engine::text::CR_LF;
-use crate::engine::text::{Base64, JsonText};
+use crate::engine::text::JsonText;
+use base64::display::Base64Display;
+use base64::engine::general_purpose::STANDARD;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -365,7 +367,7 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     )?;
     match str::from_utf8(body) {
         Ok(text) => writeln!(out, "\"body\":\"{}\"}}", JsonText(text)),
-        Err(_) => writeln!(out, "\"body_base64\":\"{}\"}}", Base64(body)),
+        Err(_) => writeln!(out, "\"body_base64\":\"{}\"}}", Base64Display::new(body, &STANDARD)),
     }
 }
 
