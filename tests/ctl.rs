@@ -246,6 +246,26 @@ fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
 }
 
 #[test]
+fn top_shows_the_whole_rule_in_80_columns() {
+    let place = fake(|line| {
+        let document = match line.split(' ').next().unwrap() {
+            "list-tubes" => format!("---\n- {}\n", "x".repeat(200)),
+            "stats-tube" => "---\ncurrent-jobs-ready: 123456\ncurrent-jobs-buried: 12345\n".into(),
+            _ => "---\njobs:\n- {id: 7, age: 1200}\n".into(),
+        };
+        format!("OK {}\r\n{document}\r\n", document.len())
+    });
+    let mut top = command(BEANSTALKCTL, ["-s", &place, "top"]);
+    let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(top.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let lines: Vec<String> = lines.take(2).collect();
+    assert!(lines[1].contains(" no-worker"), "{lines:?}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
+    top.kill().unwrap();
+    top.wait().unwrap();
+}
+
+#[test]
 fn jobs_are_listed_page_by_page() {
     let server = Server::ours(&[]);
     let mut worker = server.worker("mail");

@@ -83,26 +83,29 @@ impl Listing {
                 *width = (*width).max(width_of(cell));
             }
         }
-        let widths = self.fitted();
+        let (gap, widths) = self.fitted();
         for row in rows {
-            let mut line = String::new();
-            for (((_, kind, _), width), text) in self.columns.iter().zip(&widths).zip(&row) {
-                let text = cut(text, *width, *kind == '~');
-                let padding = " ".repeat(width - width_of(&text));
-                line += &match kind {
-                    '>' | ':' => format!("{padding}{text}  "),
-                    _ => format!("{text}{padding}  "),
-                };
-            }
+            let cells =
+                self.columns.iter().zip(&widths).zip(&row).map(|((column, width), text)| {
+                    let text = cut(text, *width, column.1 == '~');
+                    let padding = " ".repeat(width - width_of(&text));
+                    match column.1 {
+                        '>' | ':' => padding + &text,
+                        _ => text + &padding,
+                    }
+                });
+            let line = cells.collect::<Vec<_>>().join(&" ".repeat(gap));
             writeln!(out, "{}", line.trim_end())?;
         }
         Ok(())
     }
 
-    /// Returns the widths at which the table fits.
-    fn fitted(&self) -> Vec<usize> {
+    /// Returns the spaces between columns, and the widths at which the table fits.
+    fn fitted(&self) -> (usize, Vec<usize>) {
         let mut widths = self.widths.clone();
-        while widths.iter().sum::<usize>() + 2 * (widths.len() - 1) > self.width {
+        let total = |widths: &[usize], gap| widths.iter().sum::<usize>() + gap * (widths.len() - 1);
+        let gap = if total(&widths, 2) > self.width { 1 } else { 2 };
+        while total(&widths, gap) > self.width {
             let can_shrink = |&index: &usize| {
                 ['~', '.'].contains(&self.columns[index].1) && widths[index] > NAME_MIN
             };
@@ -110,7 +113,7 @@ impl Listing {
             let Some(widest) = widest else { break };
             widths[widest] -= 1;
         }
-        widths
+        (gap, widths)
     }
 }
 
@@ -219,7 +222,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| line.chars().count() == 80), "{text}");
-        assert!(lines[1].starts_with("a---") && lines[1].ends_with("z      7"), "{}", lines[1]);
+        assert!(lines[1].starts_with("a---") && lines[1].ends_with("z     7"), "{}", lines[1]);
         assert!(lines[1].contains('…'));
         assert_eq!(cut("ab漢字cd", 5, false), "ab漢…");
     }
