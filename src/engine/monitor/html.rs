@@ -6,7 +6,7 @@
 
 use super::http_conn::View;
 use super::measurements::{INTERVAL, Point, SAMPLES};
-use super::table::{Column, Rate, Readable, Value, push};
+use super::table::{Column, Out, Rate, Readable, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt::{self, Display};
@@ -59,20 +59,17 @@ pub fn percent_encoded(text: &str) -> impl Display {
 }
 
 /// Writes the page up to its first heading. `subject` is a tube, or the server if empty.
-pub fn write_head(subject: &str, view: &View<'_>, text: &mut String) {
+pub fn write_head(subject: &str, view: &View<'_>, out: &mut Out<'_>) {
     let host = Escaped(&view.server.process.hostname);
     let (subject, separator) = (Escaped(subject), if subject.is_empty() { "" } else { " - " });
-    push(
-        text,
-        format_args!(
-            "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n\
-             <meta name=viewport content=\"width=device-width,initial-scale=1\">\n\
-             <link rel=icon href=\"data:image/svg+xml,{ICON}\">\n\
-             <title>{subject}{separator}beanstalkd on {host}</title>\n\
-             <noscript><meta http-equiv=refresh content=10></noscript>\n\
-             <style>{STYLE}</style>\n"
-        ),
-    );
+    out.push(format_args!(
+        "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n\
+         <meta name=viewport content=\"width=device-width,initial-scale=1\">\n\
+         <link rel=icon href=\"data:image/svg+xml,{ICON}\">\n\
+         <title>{subject}{separator}beanstalkd on {host}</title>\n\
+         <noscript><meta http-equiv=refresh content=10></noscript>\n\
+         <style>{STYLE}</style>\n"
+    ));
 }
 
 /// An SVG image of a plant with two leaves, percent-encoded.
@@ -91,30 +88,30 @@ pub fn identity(view: &View<'_>, host: impl Display) -> String {
 }
 
 /// Writes what is above the values.
-pub fn write_identity(view: &View<'_>, text: &mut String) {
+pub fn write_identity(view: &View<'_>, out: &mut Out<'_>) {
     let identity = identity(view, Escaped(&view.server.process.hostname));
-    push(text, format_args!("<p id=server>{identity}</p>\n<p role=status></p>\n"));
+    out.push(format_args!("<p id=server>{identity}</p>\n<p role=status></p>\n"));
 }
 
 /// Writes the script, which is last, so that all elements exist when it runs.
-pub fn write_end(text: &mut String) {
-    push(text, format_args!("<script>{SCRIPT}</script>\n"));
+pub fn write_end(out: &mut Out<'_>) {
+    out.push(format_args!("<script>{SCRIPT}</script>\n"));
 }
 
-/// Writes a link to the page of a tube, or only its label: browsers remove the parts `.` and `..` from a
-/// path, so the pages of these tubes have no link.
+/// Writes a link to the page of a tube, or only its label without a `path`. Browsers remove the parts `.` and
+/// `..` from a path, so the pages of these tubes have no link either.
 pub fn write_tube_link(
-    path: &str,
+    path: Option<&str>,
     name: &str,
     fragment: &str,
     label: impl Display,
-    text: &mut String,
+    out: &mut Out<'_>,
 ) {
-    match name {
-        "." | ".." => push(text, format_args!("{label}")),
-        _ => {
+    match path.filter(|_| ![".", ".."].contains(&name)) {
+        None => out.push(format_args!("{label}")),
+        Some(path) => {
             let link = percent_encoded(name);
-            push(text, format_args!("<a href=\"{path}{link}{fragment}\">{label}</a>"));
+            out.push(format_args!("<a href=\"{path}{link}{fragment}\">{label}</a>"));
         }
     }
 }
@@ -141,8 +138,8 @@ const WIDTH: u64 = 600;
 const HEIGHT: u64 = 100;
 
 /// Writes the plots of the last ten minutes.
-pub fn write_plots(view: &View<'_>, text: &mut String) {
-    text.push_str("<div id=plots>\n");
+pub fn write_plots(view: &View<'_>, out: &mut Out<'_>) {
+    out.text.push_str("<div id=plots>\n");
     for (columns, value_of) in PLOTS {
         let lines = || ["a", "b", "c"].into_iter().zip(&POINT[columns.clone()]);
         let points = || view.measurements.points(view.now);
@@ -150,37 +147,34 @@ pub fn write_plots(view: &View<'_>, text: &mut String) {
             lines().map(move |(_, (_, _, value))| value(&point).number().unwrap_or(0))
         });
         let top = axis_top(numbers.max().unwrap_or(0));
-        text.push_str("<figure><figcaption>");
+        out.text.push_str("<figure><figcaption>");
         let mut titles = Vec::new();
         for (class, (_, title, _)) in lines() {
-            push(text, format_args!("<span class={class}>{title}</span> "));
+            out.push(format_args!("<span class={class}>{title}</span> "));
             titles.push(*title);
         }
         let [top_label, half] = [top, top / 2].map(|number| Readable(value_of(number)));
-        push(
-            text,
-            format_args!(
-                "</figcaption>\n<div class=axis><span>{top_label}</span><span>{half}</span>\
-                 <span>0</span></div><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \
-                 role=img aria-label=\"{} in the last 10 minutes\"><path d=\"M0,0H{WIDTH}M0,50H{WIDTH}\"/>",
-                titles.join(", ")
-            ),
-        );
+        out.push(format_args!(
+            "</figcaption>\n<div class=axis><span>{top_label}</span><span>{half}</span>\
+             <span>0</span></div><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \
+             role=img aria-label=\"{} in the last 10 minutes\"><path d=\"M0,0H{WIDTH}M0,50H{WIDTH}\"/>",
+            titles.join(", ")
+        ));
         for (class, (_, _, value)) in lines() {
-            push(text, format_args!("<polyline class={class} points=\""));
+            out.push(format_args!("<polyline class={class} points=\""));
             for point in points() {
                 let x = WIDTH.saturating_sub(WIDTH * point.age.whole_secs() / SHOWN_SECS);
                 let number = value(&point).number().unwrap_or(0).min(top);
                 let y = HEIGHT * 10 - number.saturating_mul(HEIGHT * 10) / top;
-                push(text, format_args!("{x},{}.{} ", y / 10, y % 10));
+                out.push(format_args!("{x},{}.{} ", y / 10, y % 10));
             }
-            text.push_str("\"/>");
+            out.text.push_str("\"/>");
         }
-        text.push_str(
+        out.text.push_str(
             "</svg>\n<p><span>-10 min</span><span>-5</span><span>0 min</span></p></figure>\n",
         );
     }
-    text.push_str("</div>\n");
+    out.text.push_str("</div>\n");
 }
 
 /// Returns the smallest even number of one digit and zeros that is at least `highest`, or 10^17 and more.

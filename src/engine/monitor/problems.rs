@@ -2,8 +2,9 @@
 //! [`crate::attention`]; their facts come from here.
 
 use super::html::{Escaped, write_tube_link};
+use super::http::MediaType;
 use super::http_conn::View;
-use super::table::{Readable, Value, push};
+use super::table::{Out, Readable, Value};
 use super::tube_scan::TubeStats;
 use crate::attention::{self, Level, Problem, ServerFacts, TubeFacts};
 use crate::engine::text::JsonText;
@@ -100,68 +101,47 @@ impl Problems {
         }
     }
 
-    /// Writes a list. `path` leads to the pages of tubes.
-    pub fn write_html(&self, path: &str, text: &mut String) {
-        text.push_str("<ul id=attention>\n");
-        let start = text.len();
-        let mut shown = 0;
-        for (tube, Problem { level, text: what, remedy, .. }) in &self.shown {
-            if text.len() > start + HTML_LIST_MAX {
+    /// Writes a list, a line for each problem, or a member of an object. `path` leads to the pages of tubes.
+    pub fn write(&self, path: &str, out: &mut Out<'_>) {
+        let width =
+            |of: fn(&(String, Problem)) -> usize| self.shown.iter().map(of).max().unwrap_or(0);
+        let (names, texts) = (width(|it| it.0.len()).max(6), width(|it| it.1.text.len()));
+        out.each("<ul id=attention>\n", "", "\"attention\":[");
+        let (start, mut shown) = (out.text.len(), 0);
+        for (tube, Problem { level, rule, text, remedy }) in &self.shown {
+            if out.format == MediaType::Html && out.text.len() > start + HTML_LIST_MAX {
                 break;
             }
             shown += 1;
             let level = level.name();
-            push(text, format_args!("<li class={level}><b>{level}</b> "));
-            match &**tube {
-                "" => text.push_str("server"),
-                tube => write_tube_link(path, tube, "", Escaped(tube), text),
+            let name = if tube.is_empty() { "server" } else { tube };
+            match out.format {
+                MediaType::Html => {
+                    out.push(format_args!("<li class={level}><b>{level}</b> "));
+                    let path = if tube.is_empty() { None } else { Some(path) };
+                    write_tube_link(path, name, "", Escaped(name), out);
+                    let (text, remedy) = (Escaped(text), Escaped(remedy));
+                    out.push(format_args!(" <span>{text}</span> <code>{remedy}</code>\n"));
+                }
+                MediaType::Text => {
+                    out.push(format_args!("{level:8}  {name:names$}  {text:texts$}  {remedy}\n"));
+                }
+                MediaType::Json => {
+                    let quote = if tube.is_empty() { "" } else { "\"" };
+                    let tube = JsonText(if tube.is_empty() { "null" } else { tube });
+                    let (text, remedy, separator) =
+                        (JsonText(text), JsonText(remedy), out.separator());
+                    out.push(format_args!(
+                        "{separator}{{\"level\":\"{level}\",\"rule\":\"{rule}\",\"tube\":{quote}{tube}{quote},\
+                         \"text\":\"{text}\",\"remedy\":\"{remedy}\"}}"
+                    ));
+                }
             }
-            push(
-                text,
-                format_args!(" <span>{}</span> <code>{}</code>\n", Escaped(what), Escaped(remedy)),
-            );
         }
         if self.count > shown {
-            push(
-                text,
-                format_args!("<li>and {} more\n", Readable(Value::Count(self.count - shown))),
-            );
+            let more = Readable(Value::Count(self.count - shown));
+            out.each(&format!("<li>and {more} more\n"), &format!("and {more} more\n"), "");
         }
-        text.push_str("</ul>\n");
-    }
-
-    /// Writes a line for each problem.
-    pub fn write_text(&self, text: &mut String) {
-        let width =
-            |of: fn(&(String, Problem)) -> usize| self.shown.iter().map(of).max().unwrap_or(0);
-        let (names, texts) = (width(|it| it.0.len()).max(6), width(|it| it.1.text.len()));
-        for (tube, Problem { level, text: what, remedy, .. }) in &self.shown {
-            let (level, tube) = (level.name(), if tube.is_empty() { "server" } else { tube });
-            push(text, format_args!("{level:8}  {tube:names$}  {what:texts$}  {remedy}\n"));
-        }
-        if self.count > self.shown.len() as u64 {
-            push(text, format_args!("and {} more\n", self.count - self.shown.len() as u64));
-        }
-    }
-
-    /// Writes the member of an object.
-    pub fn write_json(&self, text: &mut String) {
-        text.push_str("\"attention\":[");
-        for (index, (tube, Problem { level, rule, text: what, remedy })) in
-            self.shown.iter().enumerate()
-        {
-            let separator = if index == 0 { "\n" } else { ",\n" };
-            let tube =
-                if tube.is_empty() { "null".to_owned() } else { format!("\"{}\"", JsonText(tube)) };
-            let (level, what, remedy) = (level.name(), JsonText(what), JsonText(remedy));
-            push(
-                text,
-                format_args!(
-                    "{separator}{{\"level\":\"{level}\",\"rule\":\"{rule}\",\"tube\":{tube},\
-                     \"text\":\"{what}\",\"remedy\":\"{remedy}\"}}"
-                ),
-            );
-        }
-        text.push_str("],\n");
+        out.each("</ul>\n", "", "],\n");
     }
 }

@@ -9,7 +9,7 @@ use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
 use super::ranking::{BY_NAME, Ranking, TubeQuery};
-use super::table::{self, Column, JsonNumber, Readable, Value, push};
+use super::table::{Column, JsonNumber, Out, Readable, Value};
 use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::text::JsonText;
@@ -105,6 +105,7 @@ impl StatusPage {
 impl Page for StatusPage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
         let start = text.len();
+        let out = &mut Out { format: self.media_type, text };
         match &mut self.stage {
             Stage::Tubes(scan) => {
                 let query = &self.query;
@@ -123,19 +124,15 @@ impl Page for StatusPage {
                 }
             }
             Stage::Head => {
-                self.write_head(view, text);
+                self.write_head(view, out);
                 self.stage = Stage::History;
             }
             Stage::History => {
-                match self.media_type {
-                    MediaType::Html => html::write_plots(view, text),
-                    MediaType::Text => {}
-                    MediaType::Json => write_json_history(view, text),
-                }
+                write_history(view, out);
                 self.stage = Stage::Rows(0);
             }
             &mut Stage::Rows(next) => {
-                let next = self.write_rows(next, start, view, text);
+                let next = self.write_rows(next, start, view, out);
                 self.stage = Stage::Rows(next.unwrap_or(0));
                 if next.is_none() {
                     return Ok(true);
@@ -148,73 +145,61 @@ impl Page for StatusPage {
 }
 
 impl StatusPage {
-    fn write_head(&self, view: &View<'_>, text: &mut String) {
+    fn write_head(&self, view: &View<'_>, out: &mut Out<'_>) {
         let overview = overview(view);
         let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
-        let is_draining = view.server.is_draining;
         let (first, others) = overview.split_at(FIRST_TOTALS);
-        match self.media_type {
+        let verdict = self.problems.verdict();
+        match out.format {
             MediaType::Html => {
-                html::write_head("", view, text);
-                push(text, format_args!("<h1 id=verdict>{}</h1>\n", self.problems.verdict()));
-                self.problems.write_html("tube/", text);
-                html::write_identity(view, text);
-                text.push_str("<dl id=totals>\n");
-                table::write_html_list(first, view, text);
-                text.push_str("</dl>\n<details><summary>More totals</summary><dl id=others>\n");
-                table::write_html_list(others, view, text);
-                text.push_str("</dl></details>\n");
+                html::write_head("", view, out);
+                out.push(format_args!("<h1 id=verdict>{verdict}</h1>\n"));
+                self.problems.write("tube/", out);
+                html::write_identity(view, out);
             }
             MediaType::Text => {
-                push(text, format_args!("{}\n", self.problems.verdict()));
-                self.problems.write_text(text);
-                push(text, format_args!("\n{}\n", html::identity(view, hostname)));
-                table::write_text_list(first, view, text);
-                table::write_text_list(others, view, text);
-                text.push('\n');
+                out.push(format_args!("{verdict}\n"));
+                self.problems.write("", out);
+                out.push(format_args!("\n{}\n", html::identity(view, hostname)));
             }
             MediaType::Json => {
                 let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
                 let uptime = JsonNumber(Value::Span(view.now.since(*started_at)));
-                let host = JsonText(hostname);
-                push(
-                    text,
-                    format_args!(
-                        "{{\"server\":{{\"version\":\"{version}\",\"protocol\":\"{protocol}\",\
-                         \"hostname\":\"{host}\",\"pid\":{pid},\"uptime_seconds\":{uptime},\
-                         \"draining\":{is_draining}}},\n\"totals\":{{"
-                    ),
-                );
-                table::write_json_members(&overview, view, text);
-                text.push_str("},\n");
-                self.problems.write_json(text);
-                text.push_str("\"history\":[");
+                let (host, is_draining) = (JsonText(hostname), view.server.is_draining);
+                out.push(format_args!(
+                    "{{\"server\":{{\"version\":\"{version}\",\"protocol\":\"{protocol}\",\
+                     \"hostname\":\"{host}\",\"pid\":{pid},\"uptime_seconds\":{uptime},\
+                     \"draining\":{is_draining}}},\n"
+                ));
+                self.problems.write("", out);
             }
         }
+        out.each("<dl id=totals>\n", "", "\"totals\":{");
+        out.values(first, view);
+        let more = "</dl>\n<details><summary>More totals</summary><dl id=others>\n";
+        out.each(more, "\n", ",");
+        out.values(others, view);
+        out.each("</dl></details>\n", "\n\n", "},\n\"history\":[");
     }
 
-    fn write_html_table_head(&self, columns: &[Column<TubeStats>], text: &mut String) {
+    fn write_html_table_head(&self, columns: &[Column<TubeStats>], out: &mut Out<'_>) {
         let filter = Escaped(&self.query.filter);
-        push(
-            text,
-            format_args!(
-                "<form role=search><input type=search name=filter value=\"{filter}\" \
-                 placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">"
-            ),
-        );
         let (minus, key) = (if self.query.is_reversed { "-" } else { "" }, self.query.key());
-        push(text, format_args!("<input type=hidden name=sort value=\"{minus}{key}\">"));
-        text.push_str("<button>Filter</button></form>\n");
-        text.push_str("<div class=scroll><table id=tubes><thead><tr>");
-        self.write_sort_link(BY_NAME, "tube", text);
+        out.push(format_args!(
+            "<form role=search><input type=search name=filter value=\"{filter}\" \
+             placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">\
+             <input type=hidden name=sort value=\"{minus}{key}\"><button>Filter</button></form>\n\
+             <div class=scroll><table id=tubes><thead><tr>"
+        ));
+        self.write_sort_link(BY_NAME, "tube", out);
         for (key, title, _) in columns {
-            self.write_sort_link(key, title, text);
+            self.write_sort_link(key, title, out);
         }
-        text.push_str("<tbody>\n");
+        out.text.push_str("<tbody>\n");
     }
 
     /// Writes the head of a column, with a link that sorts by it or reverses the order.
-    fn write_sort_link(&self, key: &str, title: &str, text: &mut String) {
+    fn write_sort_link(&self, key: &str, title: &str, out: &mut Out<'_>) {
         let is_current = self.query.key() == key;
         // By default names are ascending, and numbers descending.
         let is_ascending = self.query.is_reversed != (key == BY_NAME);
@@ -224,85 +209,86 @@ impl StatusPage {
             (true, false) => " aria-sort=descending",
         };
         let minus = if is_current && !self.query.is_reversed { "-" } else { "" };
-        push(text, format_args!("<th scope=col{sort}><a href=\"?sort={minus}{key}"));
+        out.push(format_args!("<th scope=col{sort}><a href=\"?sort={minus}{key}"));
         if !self.query.filter.is_empty() {
-            push(text, format_args!("&amp;filter={}", percent_encoded(&self.query.filter)));
+            out.push(format_args!("&amp;filter={}", percent_encoded(&self.query.filter)));
         }
-        push(text, format_args!("\">{title}</a>"));
+        out.push(format_args!("\">{title}</a>"));
     }
 
-    /// Writes the next rows, which follow `start` bytes of `text`, and the end after the last row. Returns
+    /// Writes the next rows, which follow `start` bytes of text, and the end after the last row. Returns
     /// the row after them, if the page is not complete.
     fn write_rows(
         &self,
         next: usize,
         start: usize,
         view: &View<'_>,
-        text: &mut String,
+        out: &mut Out<'_>,
     ) -> Option<usize> {
         let limits = &view.queue.limits;
         let columns = tube_scan::columns(view);
         let in_table = &columns[..tube_scan::IN_TABLE];
         let width = self.ranking.rows.iter().map(|row| label(row).len()).max().unwrap_or(0).max(4);
         if next == 0 {
-            match self.media_type {
-                MediaType::Html => self.write_html_table_head(in_table, text),
+            match out.format {
+                MediaType::Html => self.write_html_table_head(in_table, out),
                 MediaType::Text => {
-                    table::write_text_head(in_table, &format!("{:width$}", "tube"), text);
+                    out.push(format_args!("{:width$}", "tube"));
+                    out.titles(in_table);
+                    out.text.push('\n');
                 }
-                MediaType::Json => text.push_str("],\n\"tubes\":["),
+                MediaType::Json => out.text.push_str("],\n\"tubes\":["),
             }
         }
         let mut shown = next;
         for row in self.ranking.rows.iter().skip(next) {
-            let row_start = text.len();
+            let row_start = out.text.len();
             let is_full = row_start - start >= limits.rows_per_page_slice_bytes
                 || shown - next == limits.rows_per_page_slice;
             if is_full && shown > next {
                 return Some(shown);
             }
-            match self.media_type {
-                MediaType::Html => write_html_row(in_table, row, text),
+            match out.format {
+                MediaType::Html => write_html_row(in_table, row, out),
                 MediaType::Text => {
-                    let label = format!("{:width$}", label(row));
-                    table::write_text_row(in_table, &label, row, "", text);
+                    out.push(format_args!("{:width$}", label(row)));
+                    out.cells(in_table, row);
+                    out.text.push('\n');
                 }
                 MediaType::Json => {
-                    let separator = if shown == 0 { "" } else { "," };
-                    push(
-                        text,
-                        format_args!("{separator}\n{{\"name\":\"{}\",", JsonText(&row.name)),
-                    );
-                    table::write_json_members(columns, row, text);
-                    text.push('}');
+                    // A slice may begin with this row.
+                    let separator = if shown == 0 { "\n" } else { ",\n" };
+                    out.push(format_args!("{separator}{{\"name\":\"{}\",", JsonText(&row.name)));
+                    out.cells(columns, row);
+                    out.text.push('}');
                 }
             }
-            let total = self.written + text.len() - start + html::SCRIPT.len() + HTML_END_MAX;
-            if self.media_type == MediaType::Html && total > HTML_MAX {
-                text.truncate(row_start);
+            let total = self.written + out.text.len() - start + html::SCRIPT.len() + HTML_END_MAX;
+            if out.format == MediaType::Html && total > HTML_MAX {
+                out.text.truncate(row_start);
                 break;
             }
             shown += 1;
         }
-        self.write_end(self.ranking.added.saturating_sub(shown as u64), text);
+        self.write_end(self.ranking.added.saturating_sub(shown as u64), out);
         None
     }
 
     /// Writes what is below the table. `more` tubes are not shown.
-    fn write_end(&self, more: u64, text: &mut String) {
+    fn write_end(&self, more: u64, out: &mut Out<'_>) {
         let not_shown = match more {
             0 => String::new(),
             1 => "1 more tube is not shown".to_owned(),
             more => format!("{} more tubes are not shown", Readable(Value::Count(more))),
         };
-        match self.media_type {
+        match out.format {
             MediaType::Html => {
-                push(text, format_args!("</table></div>\n<p id=more>{not_shown}</p>\n"));
-                html::write_end(text);
+                out.push(format_args!("</table></div>\n<p id=more>{not_shown}</p>\n"));
+                html::write_end(out);
             }
-            MediaType::Text if more > 0 => push(text, format_args!("{not_shown}\n")),
+            MediaType::Text if more > 0 => out.push(format_args!("{not_shown}\n")),
             MediaType::Text => {}
-            MediaType::Json => push(text, format_args!("],\"tubes_not_shown\":{more}}}\n")),
+            MediaType::Json => out.push(format_args!("],\"tubes_not_shown\":{more}}}\n")),
         }
     }
 }
@@ -315,31 +301,37 @@ fn label(row: &TubeStats) -> String {
     }
 }
 
-fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, text: &mut String) {
-    text.push_str("<tr><th scope=row>");
-    write_tube_link("tube/", &row.name, "", Escaped(&row.name), text);
+fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, out: &mut Out<'_>) {
+    out.text.push_str("<tr><th scope=row>");
+    write_tube_link(Some("tube/"), &row.name, "", Escaped(&row.name), out);
     if row.pause_left > Nanos::ZERO {
         let left = Readable(Value::Span(row.pause_left));
-        push(text, format_args!(" <small>paused {left}</small>"));
+        out.push(format_args!(" <small>paused {left}</small>"));
     }
     for column in columns {
         match column.0 == tube_scan::OLDEST.0 && row.ready > 0 {
             true => {
-                text.push_str("<td>");
+                out.text.push_str("<td>");
                 let oldest = Readable(Value::Span(row.oldest_wait));
-                write_tube_link("tube/", &row.name, "#oldest", oldest, text);
+                write_tube_link(Some("tube/"), &row.name, "#oldest", oldest, out);
             }
-            false => table::write_html_cells(&[*column], row, text),
+            false => out.cells(&[*column], row),
         }
     }
-    text.push('\n');
+    out.text.push('\n');
 }
 
-/// Writes the points of the last ten minutes.
-fn write_json_history(view: &View<'_>, text: &mut String) {
-    for (index, point) in view.measurements.points(view.now).enumerate() {
-        text.push_str(if index == 0 { "\n{" } else { ",\n{" });
-        table::write_json_members(&html::POINT, &point, text);
-        text.push('}');
+/// Writes the points of the last ten minutes: plots in HTML, and nothing in text.
+fn write_history(view: &View<'_>, out: &mut Out<'_>) {
+    match out.format {
+        MediaType::Html => html::write_plots(view, out),
+        MediaType::Text => {}
+        MediaType::Json => {
+            for (index, point) in view.measurements.points(view.now).enumerate() {
+                out.text.push_str(if index == 0 { "\n{" } else { ",\n{" });
+                out.values(&html::POINT, &point);
+                out.text.push('}');
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! People read `12,345`, `2h 5m` and `0.4`. Programs read plain numbers; durations are in seconds.
 
+use super::http::MediaType;
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -132,71 +133,77 @@ fn write_span(span: Nanos, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 // ---- Tables and lists ----
 
-/// Appends formatted text.
-pub fn push(text: &mut String, arguments: fmt::Arguments<'_>) {
-    text.write_fmt(arguments).expect("writing to a string cannot fail");
+/// A part of a page in one of the three formats, to which text is appended.
+pub struct Out<'t> {
+    pub format: MediaType,
+    pub text: &'t mut String,
 }
 
-/// Writes the cells of a row, except the one with its name.
-pub fn write_html_cells<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (_, _, value) in columns {
-        let value = value(row);
-        // Zeros are dim.
-        match value.number() {
-            Some(0) => push(text, format_args!("<td><i>{}</i>", Readable(value))),
-            _ => push(text, format_args!("<td>{}", Readable(value))),
+impl Out<'_> {
+    /// Appends formatted text.
+    pub fn push(&mut self, arguments: fmt::Arguments<'_>) {
+        self.text.write_fmt(arguments).expect("writing to a string cannot fail");
+    }
+
+    /// Appends the one of these texts that is in the format of the page.
+    pub fn each(&mut self, html: &str, plain: &str, json: &str) {
+        self.text.push_str(match self.format {
+            MediaType::Html => html,
+            MediaType::Text => plain,
+            MediaType::Json => json,
+        });
+    }
+
+    /// Returns what is between two elements of an array in JSON, and before the first.
+    pub fn separator(&self) -> &'static str {
+        if self.text.ends_with('[') { "\n" } else { ",\n" }
+    }
+
+    /// Writes values with their names: entries of a list, a part of a line, or members of an object.
+    pub fn values<R>(&mut self, columns: &[Column<R>], row: &R) {
+        for (index, (key, title, value)) in columns.iter().enumerate() {
+            let (value, is_first) = (value(row), index == 0);
+            match self.format {
+                MediaType::Html => {
+                    self.push(format_args!("<div><dt>{title}<dd>{}</div>\n", Readable(value)));
+                }
+                MediaType::Text => {
+                    let separator = if is_first { "" } else { ", " };
+                    self.push(format_args!("{separator}{title} {}", Readable(value)));
+                }
+                MediaType::Json => {
+                    let separator = if is_first { "" } else { "," };
+                    self.push(format_args!("{separator}\"{key}\":{}", JsonNumber(value)));
+                }
+            }
         }
     }
-}
 
-/// Writes values with their names.
-pub fn write_html_list<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (_, title, value) in columns {
-        push(text, format_args!("<div><dt>{title}<dd>{}</div>\n", Readable(value(row))));
+    /// Writes the titles of the columns of a table.
+    pub fn titles<R>(&mut self, columns: &[Column<R>]) {
+        for (_, title, _) in columns {
+            self.each(&format!("<th scope=col>{title}"), &format!(" {title:>8}"), "");
+        }
     }
-}
 
-/// Writes the line of titles, after `first` with the title of the names.
-pub fn write_text_head<R>(columns: &[Column<R>], first: &str, text: &mut String) {
-    text.push_str(first);
-    for (_, title, _) in columns {
-        push(text, format_args!(" {title:>8}"));
-    }
-    text.push('\n');
-}
-
-/// Writes the line of a row, after `first` with its name and before `last`.
-pub fn write_text_row<R>(
-    columns: &[Column<R>],
-    first: &str,
-    row: &R,
-    last: &str,
-    text: &mut String,
-) {
-    text.push_str(first);
-    for (_, title, value) in columns {
-        // Most values fit into 8 characters. Padding needs the whole text of the value.
-        let (width, value) = (title.len().max(8), Readable(value(row)).to_string());
-        push(text, format_args!(" {value:>width$}"));
-    }
-    let separator = if last.is_empty() { "" } else { " " };
-    push(text, format_args!("{separator}{last}\n"));
-}
-
-/// Writes values with their names on one line.
-pub fn write_text_list<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (index, (_, title, value)) in columns.iter().enumerate() {
-        let separator = if index == 0 { "" } else { ", " };
-        push(text, format_args!("{separator}{title} {}", Readable(value(row))));
-    }
-    text.push('\n');
-}
-
-/// Writes the members of an object, without the braces.
-pub fn write_json_members<R>(columns: &[Column<R>], row: &R, text: &mut String) {
-    for (index, (key, _, value)) in columns.iter().enumerate() {
-        let separator = if index == 0 { "" } else { "," };
-        push(text, format_args!("{separator}\"{key}\":{}", JsonNumber(value(row))));
+    /// Writes the values of a row: cells, a part of a line, or members of an object.
+    pub fn cells<R>(&mut self, columns: &[Column<R>], row: &R) {
+        for (_, title, value) in columns {
+            let value = value(row);
+            match self.format {
+                MediaType::Json => return self.values(columns, row),
+                MediaType::Text => {
+                    // Most values fit into 8 characters. Padding needs the whole text of the value.
+                    let (width, text) = (title.len().max(8), Readable(value).to_string());
+                    self.push(format_args!(" {text:>width$}"));
+                }
+                // Zeros are dim.
+                MediaType::Html if value.number() == Some(0) => {
+                    self.push(format_args!("<td><i>{}</i>", Readable(value)));
+                }
+                MediaType::Html => self.push(format_args!("<td>{}", Readable(value))),
+            }
+        }
     }
 }
 

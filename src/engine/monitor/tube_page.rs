@@ -8,7 +8,7 @@ use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
 use super::reserved_scan::ReservedScan;
-use super::table::{self, Column, Value, push};
+use super::table::{self, Column, Out, Value};
 use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
 use crate::engine::conn::Conn;
@@ -147,7 +147,10 @@ impl Page for TubePage {
                 self.stage = Stage::Jobs { ids: Vec::new(), next: 0 };
                 Ok(false)
             }
-            (Stage::Jobs { .. }, _) => Ok(self.write_jobs(view, tube, text)),
+            (Stage::Jobs { .. }, _) => {
+                let out = &mut Out { format: self.media_type, text };
+                Ok(self.write_jobs(view, tube, out))
+            }
         }
     }
 }
@@ -175,33 +178,25 @@ fn first_jobs(
 impl TubePage {
     /// Writes the next jobs, those above them before the first, and the end after the last. Returns whether the page
     /// is complete.
-    fn write_jobs(&mut self, view: &View<'_>, tube: Option<TubeKey>, text: &mut String) -> bool {
+    fn write_jobs(&mut self, view: &View<'_>, tube: Option<TubeKey>, out: &mut Out<'_>) -> bool {
         let Stage::Jobs { ids, next } = &self.stage else { return true };
         let (first, end) = (*next, ids.len().min(next + view.queue.limits.rows_per_page_slice));
         if first == 0 {
-            match self.media_type {
-                MediaType::Html => self.write_html_head(view, text),
-                MediaType::Text => self.write_text_head(view, text),
-                MediaType::Json => self.write_json_head(view, text),
-            }
+            self.write_head(view, out);
         }
         for (index, id) in (first..end).zip(&ids[first..end]) {
             let Some(key) = view.queue.find(*id) else { continue };
             let job = ShownJob { job: &view.queue.jobs[key], view };
             if Some(job.job.tube) == tube {
-                self.write_job(index, &job, text);
+                write_job(index, &job, out);
             }
         }
         let is_done = end == ids.len();
         if is_done {
-            match self.media_type {
-                MediaType::Html => {
-                    let none = if ids.len() < 2 { "There are no jobs." } else { "" };
-                    push(text, format_args!("</table></div>\n<p id=none>{none}</p>\n"));
-                    html::write_end(text);
-                }
-                MediaType::Text => {}
-                MediaType::Json => text.push_str("\n]}\n"),
+            let none = if ids.len() < 2 { "There are no jobs." } else { "" };
+            out.each(&format!("</table></div>\n<p id=none>{none}</p>\n"), "", "\n]}\n");
+            if out.format == MediaType::Html {
+                html::write_end(out);
             }
         }
         if let Stage::Jobs { next, .. } = &mut self.stage {
@@ -210,93 +205,70 @@ impl TubePage {
         is_done
     }
 
-    /// Writes a job. The first one is the oldest ready one.
-    fn write_job(&self, index: usize, job: &ShownJob<'_>, text: &mut String) {
-        let state = job.job.state.shown().name();
-        let label = if index == 0 { "oldest" } else { state };
-        let (holder, why) = (job.holder(), job.why());
-        let held = |since| table::Readable(Value::Span(since));
-        let note = why.clone().or_else(|| {
-            let (conn, since) = holder?;
-            Some(format!("{} for {}", stats::address(conn), held(since)))
-        });
-        let note = note.unwrap_or_default();
-        match self.media_type {
-            MediaType::Html => {
-                let id = if index == 0 { " id=oldest" } else { "" };
-                push(text, format_args!("<tr{id}><th scope=row>{label}<td>{note}"));
-                table::write_html_cells(&job_columns(), job, text);
-                text.push('\n');
-            }
-            MediaType::Text => {
-                table::write_text_row(&job_columns(), &format!("{label:8}"), job, &note, text);
-            }
-            // JSON has its id among the values.
-            MediaType::Json if index == 0 => {}
-            MediaType::Json => {
-                let separator = if text.ends_with('[') { "\n" } else { ",\n" };
-                push(text, format_args!("{separator}{{\"state\":\"{state}\","));
-                table::write_json_members(&job_columns(), job, text);
-                if let Some(why) = why {
-                    push(text, format_args!(",\"why\":\"{why}\""));
-                }
-                if let Some((conn, since)) = holder {
-                    let (client, address) = (conn.id(), stats::address(conn));
-                    let since = table::JsonNumber(Value::Span(since));
-                    push(
-                        text,
-                        format_args!(
-                            ",\"client\":{client},\"address\":\"{address}\",\"held_seconds\":{since}"
-                        ),
-                    );
-                }
-                text.push('}');
-            }
+    fn write_head(&self, view: &View<'_>, out: &mut Out<'_>) {
+        let name = &*self.name;
+        if out.format == MediaType::Html {
+            html::write_head(name, view, out);
         }
-    }
-
-    fn write_html_head(&self, view: &View<'_>, text: &mut String) {
-        html::write_head(&self.name, view, text);
-        let name = Escaped(&self.name);
-        push(text, format_args!("<h1>{name}</h1>\n<p><a href=\"../\">All tubes</a></p>\n"));
-        self.problems.write_html("", text);
-        html::write_identity(view, text);
-        text.push_str("<dl id=tube>\n");
-        table::write_html_list(tube_scan::columns(view), &self.values, text);
-        text.push_str("</dl>\n<dl id=outcomes>\n");
-        table::write_html_list(&OUTCOMES, &self.values.outcomes, text);
-        push(
-            text,
-            format_args!(
+        out.each(
+            &format!("<h1>{}</h1>\n<p><a href=\"../\">All tubes</a></p>\n", Escaped(name)),
+            &format!("tube {name}\n"),
+            &format!("{{\"name\":\"{}\",", JsonText(name)),
+        );
+        self.problems.write("", out);
+        if out.format == MediaType::Html {
+            html::write_identity(view, out);
+        }
+        let (first, others) = tube_scan::columns(view).split_at(tube_scan::IN_TABLE);
+        out.each("<dl id=tube>\n", "", "");
+        out.values(first, &self.values);
+        out.each("", "\n", ",");
+        out.values(others, &self.values);
+        out.each("</dl>\n<dl id=outcomes>\n", "\n", ",\n");
+        out.values(&OUTCOMES, &self.values.outcomes);
+        // The longest state has 8 characters.
+        out.each(
+            &format!(
                 "</dl>\n<h2>The oldest job, the first {MOST} buried and held, the first {FEW} ready and \
                  delayed</h2>\n<div class=scroll><table id=jobs><thead><tr><th scope=col>state<th scope=col>why, or \
                  holder"
             ),
+            "\n\nstate   ",
+            ",\n\"jobs\":[",
         );
-        for (_, title, _) in job_columns() {
-            push(text, format_args!("<th scope=col>{title}"));
+        out.titles(&job_columns());
+        out.each("<tbody>\n", "\n", "");
+    }
+}
+
+/// Writes a job. The first one is the oldest ready one, which JSON has among the values already.
+fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
+    if index == 0 && out.format == MediaType::Json {
+        return;
+    }
+    let state = job.job.state.shown().name();
+    let (id, label) = if index == 0 { (" id=oldest", "oldest") } else { ("", state) };
+    let (holder, why) = (job.holder(), job.why());
+    let held = holder.map(|(conn, since)| (conn.id(), stats::address(conn), Value::Span(since)));
+    let note = match (&why, &held) {
+        (Some(why), _) => why.clone(),
+        (None, Some((_, address, since))) => format!("{address} for {}", table::Readable(*since)),
+        (None, None) => String::new(),
+    };
+    out.each(
+        &format!("<tr{id}><th scope=row>{label}<td>{note}"),
+        &format!("{label:8}"),
+        &format!("{}{{\"state\":\"{state}\",", out.separator()),
+    );
+    out.cells(&job_columns(), job);
+    let members = match (why, held) {
+        (Some(why), _) => format!(",\"why\":\"{why}\""),
+        (None, Some((client, address, since))) => {
+            let since = table::JsonNumber(since);
+            format!(",\"client\":{client},\"address\":\"{address}\",\"held_seconds\":{since}")
         }
-        text.push_str("<tbody>\n");
-    }
-
-    fn write_text_head(&self, view: &View<'_>, text: &mut String) {
-        push(text, format_args!("tube {}\n", self.name));
-        self.problems.write_text(text);
-        let (first, others) = tube_scan::columns(view).split_at(tube_scan::IN_TABLE);
-        table::write_text_list(first, &self.values, text);
-        table::write_text_list(others, &self.values, text);
-        table::write_text_list(&OUTCOMES, &self.values.outcomes, text);
-        text.push('\n');
-        // The longest state has 8 characters.
-        table::write_text_head(&job_columns(), "state   ", text);
-    }
-
-    fn write_json_head(&self, view: &View<'_>, text: &mut String) {
-        push(text, format_args!("{{\"name\":\"{}\",", JsonText(&self.name)));
-        self.problems.write_json(text);
-        table::write_json_members(tube_scan::columns(view), &self.values, text);
-        text.push_str(",\n");
-        table::write_json_members(&OUTCOMES, &self.values.outcomes, text);
-        text.push_str(",\n\"jobs\":[");
-    }
+        (None, None) => String::new(),
+    };
+    let gap = if note.is_empty() { "" } else { " " };
+    out.each("\n", &format!("{gap}{note}\n"), &(members + "}"));
 }
