@@ -15,11 +15,15 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use tempfile::TempDir;
 
-const BEANSTALKCTL: &str = env!("CARGO_BIN_EXE_beanstalkctl");
+/// Returns the tool with these arguments, in which `~` stands for a space.
+fn tool(arguments: &str) -> Command {
+    let arguments = arguments.split_whitespace().map(|argument| argument.replace('~', " "));
+    command(env!("CARGO_BIN_EXE_beanstalkctl"), arguments)
+}
 
 /// A server, and where it listens.
 struct Server {
@@ -70,16 +74,16 @@ impl Server {
         Client::in_tube(self.address.clone(), tube)
     }
 
-    fn command(&self, arguments: &[&str]) -> std::process::Command {
-        command(BEANSTALKCTL, [&["-s", &self.place], arguments].concat())
+    fn command(&self, arguments: &str) -> Command {
+        tool(&format!("-s {} {arguments}", self.place))
     }
 
-    fn run(&self, arguments: &[&str]) -> Done {
+    fn run(&self, arguments: &str) -> Done {
         done(process::run_command(self.command(arguments)))
     }
 
     /// Runs the tool with standard input.
-    fn feed(&self, arguments: &[&str], input: &[u8]) -> Done {
+    fn feed(&self, arguments: &str, input: &[u8]) -> Done {
         let path = self.directory.path().join("input");
         std::fs::write(&path, input).unwrap();
         let mut command = self.command(arguments);
@@ -89,7 +93,7 @@ impl Server {
 
     /// Runs the tool, which must succeed, and returns its output.
     #[track_caller]
-    fn ok(&self, arguments: &[&str]) -> String {
+    fn ok(&self, arguments: &str) -> String {
         let done = self.run(arguments);
         assert_eq!((done.code, done.err.as_str()), (0, ""), "{arguments:?}: {}", done.out);
         done.out
@@ -97,7 +101,7 @@ impl Server {
 
     /// Runs the tool, and asserts its exit code, output and a part of its errors.
     #[track_caller]
-    fn expect(&self, arguments: &[&str], code: i32, out: &str, err: &str) {
+    fn expect(&self, arguments: &str, code: i32, out: &str, err: &str) {
         let done = self.run(arguments);
         assert_eq!((done.code, done.out.as_str()), (code, out), "{arguments:?}: {}", done.err);
         let is_as_expected =
@@ -107,8 +111,8 @@ impl Server {
 
     /// Returns the objects that the tool prints with `--json`.
     #[track_caller]
-    fn json(&self, arguments: &[&str]) -> Vec<Value> {
-        let out = self.ok(&[arguments, &["--json"]].concat());
+    fn json(&self, arguments: &str) -> Vec<Value> {
+        let out = self.ok(&format!("{arguments} --json"));
         out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
@@ -144,8 +148,8 @@ fn done(output: Output) -> Done {
     Done { code, out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn run(arguments: &[&str]) -> Done {
-    done(process::run_command(command(BEANSTALKCTL, arguments)))
+fn run(arguments: &str) -> Done {
+    done(process::run_command(tool(arguments)))
 }
 
 /// Runs a test on our server and on C beanstalkd.
@@ -176,7 +180,7 @@ fn status_shows_tubes_in_trouble_first_and_not_itself() {
             wait_until("it waits", || server.count("idle", "current-waiting") == 1);
             idle
         };
-        let rows = server.json(&["status"]);
+        let rows = server.json("status");
         let names: Vec<&str> = rows.iter().map(|row| row["tube"].as_str().unwrap()).collect();
         assert_eq!(names, ["zoo", "default", "idle", "mail"]);
         let keys: BTreeSet<&str> =
@@ -187,13 +191,13 @@ fn status_shows_tubes_in_trouble_first_and_not_itself() {
         assert_eq!((&rows[1]["level"], &rows[1]["workers"]), (&Value::Null, &0.into()));
         assert_eq!((&rows[2]["workers"], &rows[2]["idle"]), (&1.into(), &1.into()));
         assert_eq!((&rows[3]["ready"], &rows[3]["held"]), (&1.into(), &1.into()));
-        let table = server.ok(&["status"]);
+        let table = server.ok("status");
         let head: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
         let wanted = "TUBE READY HELD DELAY BURIED OLDEST WORKERS IDLE NOTE";
         assert_eq!(head, wanted.split(' ').collect::<Vec<_>>());
         assert!(table.lines().nth(1).unwrap().ends_with("buried"), "{table}");
-        assert_eq!(server.ok(&["tubes"]), "default\nidle\nmail\nzoo\n");
-        assert_eq!(server.json(&["tubes"])[0]["tube"], "default");
+        assert_eq!(server.ok("tubes"), "default\nidle\nmail\nzoo\n");
+        assert_eq!(server.json("tubes")[0]["tube"], "default");
     });
 }
 
@@ -205,30 +209,30 @@ fn tables_have_80_columns_with_the_longest_names() {
         server.bury(&long(first), 1);
     }
     server.client().expect(format!("pause-tube {} 4294967295\r\n", long('a')), "PAUSED");
-    for arguments in [&["status"][..], &["failed"], &["jobs", &long('a')]] {
+    for arguments in ["status", "failed", &format!("jobs {}", long('a'))] {
         let table = server.ok(arguments);
         assert!(table.lines().count() >= 2, "{arguments:?}: {table}");
         for line in table.lines() {
             assert!(line.chars().count() <= 80, "{arguments:?}: {line}");
         }
     }
-    assert!(server.ok(&["status"]).contains('…'));
-    assert_eq!(server.json(&["status"])[0]["tube"], long('a'));
+    assert!(server.ok("status").contains('…'));
+    assert_eq!(server.json("status")[0]["tube"], long('a'));
 }
 
 #[test]
 fn check_has_the_codes_of_a_nagios_plugin() {
     on_both(|server| {
-        server.expect(&["check"], 0, "OK: 1 tubes, 0 ready, 0 buried\n", "");
+        server.expect("check", 0, "OK: 1 tubes, 0 ready, 0 buried\n", "");
         // A notice is no problem.
         let mut worker = server.worker("paused");
         worker.put("a");
-        server.ok(&["pause", "paused"]);
-        server.expect(&["check"], 0, "OK: 2 tubes, 1 ready, 0 buried\n", "");
+        server.ok("pause paused");
+        server.expect("check", 0, "OK: 2 tubes, 1 ready, 0 buried\n", "");
         server.bury("bill", 12);
-        server.expect(&["check"], 1, "WARNING: bill: 12 buried\n", "");
+        server.expect("check", 1, "WARNING: bill: 12 buried\n", "");
     });
-    let done = run(&["-s", "unix:/nowhere/at/all", "check"]);
+    let done = run("-s unix:/nowhere/at/all check");
     assert_eq!(done.code, 3);
     assert!(done.out.starts_with("UNKNOWN: cannot connect to unix:/nowhere/at/all: "), "{done:?}");
 }
@@ -237,7 +241,7 @@ fn check_has_the_codes_of_a_nagios_plugin() {
 fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
     let server = Server::ours(&[]);
     server.bury("bill", 1);
-    let mut child = server.command(&["top", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = server.command("top 1").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let heads = lines.by_ref().filter(|line| line.starts_with("TUBE")).take(2).count();
     assert_eq!(heads, 2);
@@ -255,7 +259,7 @@ fn top_shows_the_whole_rule_in_80_columns() {
         };
         format!("OK {}\r\n{document}\r\n", document.len())
     });
-    let mut top = command(BEANSTALKCTL, ["-s", &place, "top"]);
+    let mut top = tool(&format!("-s {place} top"));
     let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(top.stdout.take().unwrap()).lines().map(Result::unwrap);
     let lines: Vec<String> = lines.take(2).collect();
@@ -271,37 +275,37 @@ fn jobs_are_listed_page_by_page() {
     let mut worker = server.worker("mail");
     let put: Vec<u64> = (0..250).map(|_| worker.put("x")).collect();
     worker.expect("reserve\r\n", "RESERVED 1 1");
-    let jobs = server.json(&["jobs", "mail"]);
+    let jobs = server.json("jobs mail");
     assert_eq!(ids(&jobs), put);
     let keys: BTreeSet<&str> = jobs[1].as_object().unwrap().keys().map(String::as_str).collect();
     let wanted =
         "age buries bytes delay id kicks pri releases reserves state time-left timeouts ttr tube";
     assert_eq!(keys, wanted.split(' ').collect());
-    assert_eq!(ids(&server.json(&["jobs", "mail", "--after", "248"])), [249, 250]);
-    assert_eq!(ids(&server.json(&["--limit", "2", "jobs", "mail", "--state", "ready"])), [2, 3]);
-    assert_eq!(ids(&server.json(&["jobs", "mail", "--state", "reserved"])), [1]);
+    assert_eq!(ids(&server.json("jobs mail --after 248")), [249, 250]);
+    assert_eq!(ids(&server.json("--limit 2 jobs mail --state ready")), [2, 3]);
+    assert_eq!(ids(&server.json("jobs mail --state reserved")), [1]);
     // Without rows nothing is printed, not even the header.
-    server.expect(&["jobs", "mail", "--state", "buried"], 0, "", "");
-    server.expect(&["failed"], 0, "", "");
-    server.expect(&["jobs", "gone"], 1, "", "tube gone: not found");
-    server.expect(&["failed", "gone"], 1, "", "tube gone: not found");
+    server.expect("jobs mail --state buried", 0, "", "");
+    server.expect("failed", 0, "", "");
+    server.expect("jobs gone", 1, "", "tube gone: not found");
+    server.expect("failed gone", 1, "", "tube gone: not found");
 }
 
 #[test]
 fn c_beanstalkd_shows_what_it_can() {
     let Some(server) = Server::c() else { return };
     let first = server.bury("mail", 3)[0];
-    let done = server.run(&["failed", "--json"]);
+    let done = server.run("failed --json");
     assert_eq!((done.code, done.out.lines().count()), (0, 1));
     assert!(done.out.contains(&format!("{{\"id\":{first},\"tube\":\"mail\"")), "{done:?}");
     assert!(done.err.contains("only the first buried job"), "{done:?}");
-    for arguments in [&["jobs", "mail"][..], &["export", "mail"]] {
+    for arguments in ["jobs mail", "export mail"] {
         let done = server.run(arguments);
         assert_eq!((done.code, done.err.contains("this server has no list-jobs")), (4, true));
     }
-    server.expect(&["workers"], 4, "", "this server has no list-clients");
-    server.expect(&["put", "mail", "x", "--key", "a"], 4, "", "this server has no keys of jobs");
-    server.expect(&["put", "mail", "x", "--con", "a"], 4, "", "this server has no keys of jobs");
+    server.expect("workers", 4, "", "this server has no list-clients");
+    server.expect("put mail x --key a", 4, "", "this server has no keys of jobs");
+    server.expect("put mail x --con a", 4, "", "this server has no keys of jobs");
     assert_eq!(server.counts("mail"), [0, 0, 0, 3]);
 }
 
@@ -310,10 +314,10 @@ fn a_job_has_its_body() {
     on_both(|server| {
         let mut worker = server.worker("mail");
         let id = worker.put(b"a\x1b[31m\xff\n").to_string();
-        let text = server.ok(&["job", &id]);
+        let text = server.ok(&format!("job {id}"));
         assert!(text.ends_with("body: a\\x1b[31m\\xff\\n\n"), "{text}");
         assert!(text.contains("tube: mail\n") && text.contains("bytes: 8\n"), "{text}");
-        let mut raw = server.command(&["job", &id, "--body"]);
+        let mut raw = server.command(&format!("job {id} --body"));
         assert_eq!(
             process::run_command({
                 raw.stdin(Stdio::null());
@@ -322,9 +326,9 @@ fn a_job_has_its_body() {
             .stdout,
             b"a\x1b[31m\xff\n"
         );
-        assert_eq!(server.json(&["job", &id])[0]["body_base64"], "YRtbMzFt/wo=");
-        server.expect(&["job", "99"], 1, "", "job 99: not found");
-        server.expect(&["job", "x"], 2, "", "x: not the id of a job\nTry 'beanstalkctl --help'.\n");
+        assert_eq!(server.json(&format!("job {id}"))[0]["body_base64"], "YRtbMzFt/wo=");
+        server.expect("job 99", 1, "", "job 99: not found");
+        server.expect("job x", 2, "", "x: not the id of a job\nTry 'beanstalkctl --help'.\n");
     });
 }
 
@@ -349,7 +353,7 @@ fn workers_show_who_holds_what() {
     let mut busy = server.worker("mail");
     busy.put("x");
     busy.expect("reserve\r\n", "RESERVED 1 1");
-    let clients = server.json(&["workers", "mail"]);
+    let clients = server.json("workers mail");
     // The client that holds a job comes first, and the tool is not listed.
     assert_eq!(clients.len(), 2);
     assert_eq!((&clients[0]["reserved"], &clients[0]["using"]), (&1.into(), &"mail".into()));
@@ -357,11 +361,11 @@ fn workers_show_who_holds_what() {
     assert_eq!((&held["id"], &held["tube"]), (&1.into(), &"mail".into()));
     assert_eq!(held["client"], clients[0]["id"]);
     assert_eq!(clients[1]["jobs"], serde_json::json!([]));
-    let table = server.ok(&["workers"]);
+    let table = server.ok("workers");
     assert!(table.contains("job 1 of mail 0s") && table.lines().count() == 3, "{table}");
-    assert!(server.ok(&["job", "1"]).contains("client: "));
-    assert_eq!(server.json(&["jobs", "mail", "--state", "reserved"])[0]["client"], held["client"]);
-    server.expect(&["workers", "gone"], 1, "", "tube gone: not found");
+    assert!(server.ok("job 1").contains("client: "));
+    assert_eq!(server.json("jobs mail --state reserved")[0]["client"], held["client"]);
+    server.expect("workers gone", 1, "", "tube gone: not found");
 }
 
 // ---- Act ----
@@ -370,25 +374,20 @@ fn workers_show_who_holds_what() {
 fn retry_makes_buried_jobs_ready_and_leaves_delayed_ones() {
     on_both(|server| {
         let buried = server.bury("mail", 3);
-        let delayed = server.ok(&["put", "mail", "--delay", "1h", "x"]).trim().to_owned();
-        server.expect(
-            &["-n", "retry", "mail", "--all"],
-            0,
-            "would retry 3 jobs of tube mail\n",
-            "",
-        );
-        server.expect(&["retry", "mail", "--all"], 2, "", "needs --yes");
+        let delayed = server.ok("put mail --delay 1h x").trim().to_owned();
+        server.expect("-n retry mail --all", 0, "would retry 3 jobs of tube mail\n", "");
+        server.expect("retry mail --all", 2, "", "needs --yes");
         assert_eq!(server.counts("mail"), [0, 0, 1, 3]);
-        server.expect(&["retry", &buried[0].to_string()], 0, "retried 1\n", "");
-        server.expect(&["retry", &delayed, "99"], 1, "retried 0\n", "job 99: not found");
-        server.expect(&["retry", "mail", "--limit", "1"], 0, "retried 1\n", "");
-        server.expect(&["retry", "mail", "--all", "--yes"], 0, "retried 1\n", "");
-        server.expect(&["retry", "mail", "--all", "--yes"], 0, "retried 0\n", "");
+        server.expect(&format!("retry {}", buried[0]), 0, "retried 1\n", "");
+        server.expect(&format!("retry {delayed} 99"), 1, "retried 0\n", "job 99: not found");
+        server.expect("retry mail --limit 1", 0, "retried 1\n", "");
+        server.expect("retry mail --all --yes", 0, "retried 1\n", "");
+        server.expect("retry mail --all --yes", 0, "retried 0\n", "");
         assert_eq!(server.counts("mail"), [3, 0, 1, 0]);
-        server.expect(&["retry", "mail", "--all", "--delayed", "--yes"], 0, "retried 1\n", "");
+        server.expect("retry mail --all --delayed --yes", 0, "retried 1\n", "");
         assert_eq!(server.counts("mail"), [4, 0, 0, 0]);
-        server.expect(&["retry", "mail"], 2, "", "Try 'beanstalkctl --help'.");
-        server.expect(&["retry", "gone", "--all", "--yes"], 1, "", "tube gone: not found");
+        server.expect("retry mail", 2, "", "Try 'beanstalkctl --help'.");
+        server.expect("retry gone --all --yes", 1, "", "tube gone: not found");
     });
 }
 
@@ -397,11 +396,11 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
     on_both(|server| {
         let ids = server.bury("mail", 4);
         let [a, b] = [ids[0].to_string(), ids[1].to_string()];
-        server.expect(&["delete", &a, &b], 2, "", "needs --yes");
-        server.expect(&["-n", "delete", &a, "99"], 1, "would delete 1\n", "job 99: not found");
-        server.expect(&["delete", &a], 0, "deleted 1\n", "");
+        server.expect(&format!("delete {a} {b}"), 2, "", "needs --yes");
+        server.expect(&format!("-n delete {a} 99"), 1, "would delete 1\n", "job 99: not found");
+        server.expect(&format!("delete {a}"), 0, "deleted 1\n", "");
         server.expect(
-            &["delete", &a, &b, "--yes"],
+            &format!("delete {a} {b} --yes"),
             1,
             "deleted 1\n",
             &format!("job {a}: not found"),
@@ -410,27 +409,26 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
         worker.put("held");
         worker.expect("reserve\r\n", "RESERVED 5 4");
         worker.put("ready");
-        server.expect(&["delete", "5"], 1, "deleted 0\n", "job 5: ");
-        server.expect(&["flush", "mail"], 2, "", "needs --yes");
-        server.expect(&["-n", "flush", "mail"], 0, "would delete 4 jobs of tube mail\n", "");
+        server.expect("delete 5", 1, "deleted 0\n", "job 5: ");
+        server.expect("flush mail", 2, "", "needs --yes");
+        server.expect("-n flush mail", 0, "would delete 4 jobs of tube mail\n", "");
         assert_eq!(server.counts("mail"), [1, 1, 0, 2]);
-        server.expect(&["flush", "mail", "--buried", "--yes"], 0, "deleted 2\n", "");
+        server.expect("flush mail --buried --yes", 0, "deleted 2\n", "");
         if server.is_ours {
-            server.expect(&["flush", "mail", "--yes"], 0, "deleted 2\n", "");
+            server.expect("flush mail --yes", 0, "deleted 2\n", "");
             worker.expect("delete 5\r\n", "NOT_FOUND");
         } else {
-            server.expect(&["flush", "mail", "--yes"], 1, "deleted 1\n", "1 held jobs stay");
+            server.expect("flush mail --yes", 1, "deleted 1\n", "1 held jobs stay");
         }
-        server.expect(&["flush", "gone", "--yes"], 1, "", "tube gone: not found");
+        server.expect("flush gone --yes", 1, "", "tube gone: not found");
     });
 }
 
 #[test]
 fn put_has_defaults_keys_and_bodies_of_any_bytes() {
     on_both(|server| {
-        assert_eq!(server.ok(&["put", "mail", "hello"]), "1\n");
-        let done = server
-            .feed(&["put", "--pri", "3", "mail", "--ttr", "2m", "--delay", "1h"], b"\0\r\n\xff");
+        assert_eq!(server.ok("put mail hello"), "1\n");
+        let done = server.feed("put --pri 3 mail --ttr 2m --delay 1h", b"\0\r\n\xff");
         assert_eq!((done.code, done.out.as_str()), (0, "2\n"));
         let mut client = server.client();
         assert_eq!(client.ask("peek 2\r\n").body, b"\0\r\n\xff");
@@ -438,10 +436,10 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
         for line in ["state: delayed", "pri: 3", "delay: 3600", "ttr: 120"] {
             assert!(stats.contains(line), "{stats}");
         }
-        assert_eq!(server.ok(&["-n", "put", "mail", "x"]), "would put 1 bytes into tube mail\n");
-        server.expect(&["put", "a b", "x"], 2, "", "a b: not a name of a tube");
+        assert_eq!(server.ok("-n put mail x"), "would put 1 bytes into tube mail\n");
+        server.expect("put a~b x", 2, "", "a b: not a name of a tube");
         let large = "x".repeat(65_536);
-        let done = server.feed(&["put", "mail"], large.as_bytes());
+        let done = server.feed("put mail", large.as_bytes());
         assert_eq!(
             (done.code, done.err.as_str()),
             (4, "beanstalkctl: the server answered JOB_TOO_BIG\n")
@@ -449,16 +447,11 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
         assert_eq!(server.counts("mail"), [1, 0, 1, 0]);
     });
     let server = Server::ours(&[]);
-    assert_eq!(server.ok(&["put", "mail", "x", "--key", "a:60"]), "1\n");
-    server.expect(
-        &["put", "mail", "x", "--key", "a"],
-        0,
-        "1\n",
-        "job 1 has this key already (ready)",
-    );
-    server.expect(&["put", "mail", "x", "--key", "a b"], 2, "", "a b: not a key");
+    assert_eq!(server.ok("put mail x --key a:60"), "1\n");
+    server.expect("put mail x --key a", 0, "1\n", "job 1 has this key already (ready)");
+    server.expect("put mail x --key a~b", 2, "", "a b: not a key");
     for (id, con) in [("3", "c:2"), ("4", "c:2"), ("5", "c:2"), ("6", "d")] {
-        assert_eq!(server.ok(&["put", "con", "x", "--con", con, "--key", id]), format!("{id}\n"));
+        assert_eq!(server.ok(&format!("put con x --con {con} --key {id}")), format!("{id}\n"));
     }
     let mut worker = server.worker("con");
     for reserved in ["3", "4", "6"] {
@@ -466,7 +459,7 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
     }
     worker.expect("reserve-with-timeout 0\r\n", "TIMED_OUT");
     for con in ["c:0", "c:", "c:x", "c:1:2", ":1"] {
-        server.expect(&["put", "con", "x", "--con", con], 2, "", "not a key");
+        server.expect(&format!("put con x --con {con}"), 2, "", "not a key");
     }
 }
 
@@ -475,20 +468,20 @@ fn pause_and_resume_tell_times_from_tubes() {
     on_both(|server| {
         let _tubes = (server.worker("90"), server.worker("mail"));
         let left = |tube| server.count(tube, "pause-time-left");
-        server.expect(&["pause", "90"], 0, "paused 1\n", "");
+        server.expect("pause 90", 0, "paused 1\n", "");
         assert!((3000..=3600).contains(&left("90")));
-        server.expect(&["pause", "90", "mail", "15m"], 0, "paused 2\n", "");
+        server.expect("pause 90 mail 15m", 0, "paused 2\n", "");
         assert!((800..=900).contains(&left("90")) && (800..=900).contains(&left("mail")));
-        server.expect(&["resume", "mail", "gone"], 1, "resumed 1\n", "tube gone: not found");
+        server.expect("resume mail gone", 1, "resumed 1\n", "tube gone: not found");
         assert_eq!(left("mail"), 0);
-        server.expect(&["pause", "--all", "2h"], 2, "", "needs --yes");
-        server.expect(&["-n", "pause", "--all", "2h"], 0, "would pause 3\n", "");
+        server.expect("pause --all 2h", 2, "", "needs --yes");
+        server.expect("-n pause --all 2h", 0, "would pause 3\n", "");
         assert_eq!(left("mail"), 0);
-        server.expect(&["pause", "--all", "2h", "--yes"], 0, "paused 3\n", "");
+        server.expect("pause --all 2h --yes", 0, "paused 3\n", "");
         assert!((7000..=7200).contains(&left("default")));
-        server.expect(&["resume", "--all", "--yes"], 0, "resumed 3\n", "");
+        server.expect("resume --all --yes", 0, "resumed 3\n", "");
         assert_eq!((left("default"), left("90")), (0, 0));
-        server.expect(&["pause"], 2, "", "needs names of tubes, or --all");
+        server.expect("pause", 2, "", "needs names of tubes, or --all");
     });
 }
 
@@ -497,13 +490,13 @@ fn drain_waits_until_a_tube_is_empty_or_gone() {
     on_both(|server| {
         let mut worker = server.worker("mail");
         worker.put("a");
-        server.expect(&["drain", "mail", "--held"], 0, "drained 1\n", "");
-        let late = server.run(&["drain", "mail", "--within", "1s"]);
+        server.expect("drain mail --held", 0, "drained 1\n", "");
+        let late = server.run("drain mail --within 1s");
         assert_eq!((late.code, late.out.as_str()), (1, "drained 0\n"));
         assert!(late.err.contains("tube mail: 1 ready, 0 held, 0 delayed"), "{late:?}");
         worker.expect("reserve\r\n", "RESERVED 1 1");
         let looks = server.client().stat("cmd-stats-tube");
-        let mut drain = server.command(&["drain", "mail", "--held"]);
+        let mut drain = server.command("drain mail --held");
         let drain = drain.stdout(Stdio::piped()).spawn().unwrap();
         let mut client = server.client();
         wait_until("it looks", || client.stat("cmd-stats-tube") > looks);
@@ -511,7 +504,7 @@ fn drain_waits_until_a_tube_is_empty_or_gone() {
         // The tube disappears.
         drop(worker);
         assert_eq!(done(drain.wait_with_output().unwrap()).out, "drained 1\n");
-        server.expect(&["drain", "gone"], 1, "drained 0\n", "tube gone: not found");
+        server.expect("drain gone", 1, "drained 0\n", "tube gone: not found");
     });
 }
 
@@ -521,26 +514,16 @@ fn drain_waits_until_a_tube_is_empty_or_gone() {
 fn move_keeps_priority_ttr_and_delay() {
     on_both(|server| {
         let buried = server.bury("from", 3);
-        server.ok(&["put", "from", "late", "--delay", "1h", "--pri", "5", "--ttr", "9"]);
-        server.expect(&["move", "from", "to"], 2, "", "needs --yes");
-        server.expect(
-            &["-n", "move", "from", "to"],
-            0,
-            "would move 3 jobs of tube from to to\n",
-            "",
-        );
-        server.expect(&["move", "from", "from", "--yes"], 2, "", "both tubes are the same");
+        server.ok("put from late --delay 1h --pri 5 --ttr 9");
+        server.expect("move from to", 2, "", "needs --yes");
+        server.expect("-n move from to", 0, "would move 3 jobs of tube from to to\n", "");
+        server.expect("move from from --yes", 2, "", "both tubes are the same");
         assert_eq!(server.counts("from"), [0, 0, 1, 3]);
-        server.expect(&["move", "from", "to", "--limit", "1", "--yes"], 0, "moved 1\n", "");
+        server.expect("move from to --limit 1 --yes", 0, "moved 1\n", "");
         let id = buried[2].to_string();
-        server.expect(
-            &["move", "from", "to", &id, "99", "--yes"],
-            1,
-            "moved 1\n",
-            "job 99: not found",
-        );
-        server.expect(&["move", "from", "to", "--yes"], 0, "moved 1\n", "");
-        server.expect(&["move", "from", "to", "--state", "delayed", "--yes"], 0, "moved 1\n", "");
+        server.expect(&format!("move from to {id} 99 --yes"), 1, "moved 1\n", "job 99: not found");
+        server.expect("move from to --yes", 0, "moved 1\n", "");
+        server.expect("move from to --state delayed --yes", 0, "moved 1\n", "");
         assert_eq!(server.counts("from"), [0; 4]);
         assert_eq!(server.counts("to"), [3, 0, 1, 0]);
         let mut client = server.client();
@@ -557,17 +540,17 @@ fn move_keeps_priority_ttr_and_delay() {
 fn a_refused_put_leaves_the_job_where_it_was() {
     on_both(|server| {
         server.bury("from", 2);
-        server.ok(&["put", "from", "late", "--delay", "1h"]);
+        server.ok("put from late --delay 1h");
         server.daemon.signal(Signal::USR1);
         let mut client = server.client();
         wait_until("puts are refused", || client.ask("put 0 0 1 0\r\n\r\n").line == "DRAINING");
         for state in ["buried", "delayed"] {
-            let done = server.run(&["move", "from", "to", "--state", state, "--yes"]);
+            let done = server.run(&format!("move from to --state {state} --yes"));
             assert_eq!((done.code, done.out.as_str()), (4, "moved 0\n"), "{done:?}");
             assert!(done.err.contains("the server answered DRAINING"), "{done:?}");
             assert_eq!(server.counts("from"), [0, 0, 1, 2]);
         }
-        let check = server.run(&["check"]);
+        let check = server.run("check");
         assert_eq!((check.code, check.out.contains("draining")), (1, true), "{check:?}");
     });
 }
@@ -580,9 +563,7 @@ fn a_killed_move_loses_no_job() {
             worker.put(number.to_string());
         }
         let mut mover = Process::spawn(
-            server
-                .command(&["move", "from", "to", "--state", "ready", "--yes"])
-                .stdout(Stdio::null()),
+            server.command("move from to --state ready --yes").stdout(Stdio::null()),
         );
         wait_until("some jobs are moved", || server.count("to", "total-jobs") > 10);
         mover.kill();
@@ -591,7 +572,7 @@ fn a_killed_move_loses_no_job() {
         assert!((3000..=3001).contains(&(from + to)), "{from} and {to}");
         assert!(from > 0, "it was killed too late to show anything");
         // The rest can be moved.
-        let done = server.run(&["move", "from", "to", "--state", "ready", "--yes"]);
+        let done = server.run("move from to --state ready --yes");
         assert_eq!((done.code, done.out), (0, format!("moved {from}\n")));
     });
 }
@@ -602,25 +583,25 @@ fn export_and_import_keep_every_byte() {
     on_both(|server| {
         for (index, body) in bodies.iter().enumerate() {
             let pri = index.to_string();
-            let done = server.feed(&["put", "mail", "--pri", &pri, "--ttr", "17"], body);
+            let done = server.feed(&format!("put mail --pri {pri} --ttr 17"), body);
             assert_eq!(done.code, 0);
         }
-        server.expect(&["export", "mail", "--take"], 2, "", "needs --yes");
-        let mut exported = server.run(&["export", "mail"]);
+        server.expect("export mail --take", 2, "", "needs --yes");
+        let mut exported = server.run("export mail");
         if server.is_ours {
             assert_eq!((exported.code, exported.err.as_str()), (0, "exported 5\n"));
             assert_eq!(server.counts("mail"), [5, 0, 0, 0]);
         }
-        let taken = server.run(&["export", "mail", "--take", "--yes"]);
+        let taken = server.run("export mail --take --yes");
         assert_eq!((taken.code, taken.err.as_str()), (0, "exported 5\n"));
         assert_eq!(server.counts("mail"), [0; 4]);
         if !server.is_ours {
             exported = taken;
         }
         let input = exported.out.as_bytes();
-        assert_eq!(server.feed(&["-n", "import"], input).out, "would import 5\n");
-        assert_eq!(server.feed(&["import", "--tube", "new"], input).out, "imported 5\n");
-        assert_eq!(server.feed(&["import"], input).out, "imported 5\n");
+        assert_eq!(server.feed("-n import", input).out, "would import 5\n");
+        assert_eq!(server.feed("import --tube new", input).out, "imported 5\n");
+        assert_eq!(server.feed("import", input).out, "imported 5\n");
         assert_eq!(server.counts("mail"), [5, 0, 0, 0]);
         let mut worker = server.worker("new");
         for (index, body) in bodies.iter().enumerate() {
@@ -637,12 +618,12 @@ fn export_and_import_keep_every_byte() {
 fn import_stops_at_a_bad_line_and_names_it() {
     let server = Server::ours(&[]);
     let lines = "{\"tube\":\"mail\",\"state\":\"buried\",\"delay\":9,\"body\":\"a\",\"key\":\"k\"}\nno\n{}\n";
-    let done = server.feed(&["import"], lines.as_bytes());
+    let done = server.feed("import", lines.as_bytes());
     assert_eq!((done.code, done.out.as_str()), (2, "imported 1\n"));
     assert!(done.err.contains("line 2: ") && done.err.contains("1 jobs were put"), "{done:?}");
     // A buried job is put as ready, with its key.
     assert_eq!(server.counts("mail"), [1, 0, 0, 0]);
-    let again = server.feed(&["import"], lines.lines().next().unwrap().as_bytes());
+    let again = server.feed("import", lines.lines().next().unwrap().as_bytes());
     assert_eq!((again.code, again.out.as_str()), (1, "imported 0\n"));
     assert!(again.err.contains("job 1 has its key"), "{again:?}");
 }
@@ -652,12 +633,12 @@ fn a_dump_of_the_server_can_be_imported() {
     let directory = tempfile::tempdir().unwrap();
     let flags = ["-b", path_text(directory.path())];
     let old = Server::ours(&flags);
-    old.ok(&["put", "mail", "a", "--key", "k"]);
-    old.ok(&["put", "mail", "b", "--delay", "1h"]);
+    old.ok("put mail a --key k");
+    old.ok("put mail b --delay 1h");
     old.daemon.stop();
     let dump = process::run(&[&flags[..], &["--dump"]].concat()).stdout;
     let new = Server::ours(&[]);
-    assert_eq!(new.feed(&["import"], &dump).out, "imported 2\n");
+    assert_eq!(new.feed("import", &dump).out, "imported 2\n");
     assert_eq!(new.counts("mail"), [1, 0, 1, 0]);
     assert!(new.count("mail", "current-jobs-delayed") == 1);
 }
@@ -666,7 +647,7 @@ fn a_dump_of_the_server_can_be_imported() {
 fn a_failed_write_deletes_nothing() {
     on_both(|server| {
         server.bury("mail", 2);
-        let mut command = server.command(&["export", "mail", "--take", "--yes"]);
+        let mut command = server.command("export mail --take --yes");
         let full = File::options().write(true).open("/dev/full").unwrap();
         let failed = done(command.stdout(full).stderr(Stdio::piped()).output().unwrap());
         assert_eq!(failed.code, 1, "{failed:?}");
@@ -678,14 +659,14 @@ fn a_failed_write_deletes_nothing() {
 #[test]
 fn bench_measures_and_removes_its_tube() {
     on_both(|server| {
-        let rows = server.json(&["bench", "--jobs", "50", "--connections", "3", "--size", "10"]);
+        let rows = server.json("bench --jobs 50 --connections 3 --size 10");
         let commands: Vec<&str> = rows.iter().map(|row| row["command"].as_str().unwrap()).collect();
         assert_eq!(commands, ["put", "reserve", "delete"]);
         assert_eq!(rows[0]["jobs"], 50);
-        assert_eq!(server.ok(&["tubes"]), "default\n");
-        server.expect(&["bench", "--size", "70000"], 4, "", "JOB_TOO_BIG");
-        assert_eq!(server.ok(&["tubes"]), "default\n");
-        server.expect(&["bench", "--jobs", "0"], 2, "", "at least 1 job");
+        assert_eq!(server.ok("tubes"), "default\n");
+        server.expect("bench --size 70000", 4, "", "JOB_TOO_BIG");
+        assert_eq!(server.ok("tubes"), "default\n");
+        server.expect("bench --jobs 0", 2, "", "at least 1 job");
     });
 }
 
@@ -696,7 +677,7 @@ fn an_interrupt_stops_between_jobs_and_reports() {
     let server = Server::ours(&[]);
     let mut worker = server.worker("mail");
     worker.put("a");
-    let mut drain = server.command(&["drain", "mail"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut drain = server.command("drain mail").stdout(Stdio::piped()).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&drain);
     // It has asked once, so that it waits with its signals blocked.
     let mut client = server.client();
@@ -709,44 +690,44 @@ fn an_interrupt_stops_between_jobs_and_reports() {
 
 #[test]
 fn without_a_reply_the_exit_code_is_3() {
-    let done = run(&["-s", "unix:/nowhere", "status"]);
+    let done = run("-s unix:/nowhere status");
     assert_eq!(done.code, 3, "{done:?}");
     assert!(done.err.starts_with("beanstalkctl: cannot connect to unix:/nowhere: "), "{done:?}");
     // The kernel accepts for a server that never does.
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = dead.local_addr().unwrap().to_string();
-    let done = run(&["-s", &place, "--timeout", "1", "tubes"]);
+    let done = run(&format!("-s {place} --timeout 1 tubes"));
     let message = format!("beanstalkctl: no reply from {place} within 1 s\n");
     assert_eq!((done.code, done.err), (3, message));
     let place = fake(|_| "HTTP/1.1 400 Bad Request\r\n".into());
-    assert_eq!(run(&["-s", &place, "tubes"]).code, 4);
+    assert_eq!(run(&format!("-s {place} tubes")).code, 4);
 }
 
 #[test]
 fn usage_errors_are_two_lines() {
-    let cases: [&[&str]; 12] = [
-        &[],
-        &["nothing"],
-        &["status", "mail"],
-        &["status", "--limit", "1"],
-        &["jobs"],
-        &["jobs", "mail", "--state", "x"],
-        &["jobs", "mail", "--limit", "x"],
-        &["status", "--what"],
-        &["top", "x"],
-        &["--timeout", "0", "status"],
-        &["delete", "1", "x"],
-        &["drain", "mail", "--within", "1d"],
+    let cases = [
+        "",
+        "nothing",
+        "status mail",
+        "status --limit 1",
+        "jobs",
+        "jobs mail --state x",
+        "jobs mail --limit x",
+        "status --what",
+        "top x",
+        "--timeout 0 status",
+        "delete 1 x",
+        "drain mail --within 1d",
     ];
     for arguments in cases {
-        let done = run(&[&["-s", "unix:/nowhere"], arguments].concat());
+        let done = run(&format!("-s unix:/nowhere {arguments}"));
         assert_eq!((done.code, done.out.as_str()), (2, ""), "{arguments:?}: {done:?}");
         let lines: Vec<&str> = done.err.lines().collect();
         assert_eq!(lines.len(), 2, "{arguments:?}: {done:?}");
         assert!(lines[0].starts_with("beanstalkctl: "), "{done:?}");
         assert_eq!(lines[1], "Try 'beanstalkctl --help'.");
     }
-    let help = run(&["--help"]);
+    let help = run("--help");
     assert_eq!((help.code, help.err.as_str()), (0, ""));
     assert!(help.out.lines().all(|line| line.chars().count() <= 80), "{}", help.out);
     // All commands are in the help, the man page and the completions.
@@ -769,10 +750,10 @@ fn usage_errors_are_two_lines() {
 #[test]
 fn the_server_is_named_by_option_or_environment() {
     let server = Server::ours(&[]);
-    let mut command = command(BEANSTALKCTL, ["tubes"]);
+    let mut command = tool("tubes");
     command.env("BEANSTALKD", &server.place);
     assert_eq!(done(process::run_command(command)).out, "default\n");
-    let mut command = server.command(&["tubes"]);
+    let mut command = server.command("tubes");
     command.env("BEANSTALKD", "unix:/nowhere");
     assert_eq!(done(process::run_command(command)).out, "default\n");
 }
