@@ -245,8 +245,8 @@ impl EventLoop {
         // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let now = if next.since(self.now) < SHORT_WAIT { self.read_clock() } else { self.now };
         let span = next.since(now);
-        if span > LONG_WAIT {
-            self.alarm.set(self.clock.to_monotonic(next));
+        if span > LONG_WAIT && self.alarm.set(self.clock.to_monotonic(next)) {
+            return None;
         }
         Some(Duration::from_nanos(span.as_nanos()))
     }

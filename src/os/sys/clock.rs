@@ -53,19 +53,21 @@ impl Alarm {
     }
 
     /// Sets the alarm to a time of [`monotonic`], unless it is already set to an earlier one: most
-    /// calls need no system call.
-    pub fn set(&mut self, moment: Nanos) {
+    /// calls need no system call. Returns whether it is set.
+    pub fn set(&mut self, moment: Nanos) -> bool {
         if moment >= self.set_to {
-            return;
+            return true;
         }
-        self.set_to = moment;
         let at = Timespec {
             tv_sec: moment.whole_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: (moment.as_nanos() % 1_000_000_000).try_into().expect("it is below a second"),
         };
         let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
-        // If the call fails, the poll still has a timeout.
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once);
+        let is_set = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once).is_ok();
+        if is_set {
+            self.set_to = moment;
+        }
+        is_set
     }
 
     /// The descriptor has become readable: the alarm is not set any more.
