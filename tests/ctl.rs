@@ -1,5 +1,5 @@
 //! `beanstalkctl` against our server and against C beanstalkd: what it prints, what it changes, and its
-//! exit codes. No test of it has a terminal, so that nothing is asked.
+//! exit codes. Only one test has a terminal, so that nothing is asked in the others.
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
 mod harness;
@@ -670,7 +670,34 @@ fn bench_measures_and_removes_its_tube() {
     });
 }
 
-// ---- Interrupted, and without a server ----
+// ---- On a terminal, interrupted, and without a server ----
+
+#[test]
+fn on_a_terminal_it_asks_and_shows_progress() {
+    let server = Server::ours(&[]);
+    server.bury("mail", 2);
+    let on_terminal = |arguments: &str, answer: &[u8]| {
+        let path = server.directory.path().join("answer");
+        std::fs::write(&path, answer).unwrap();
+        let line =
+            format!("{} -s {} {arguments}", env!("CARGO_BIN_EXE_beanstalkctl"), server.place);
+        let mut script = command("script", ["-qec", &line, "/dev/null"]);
+        script.stdin(File::open(path).unwrap()).output().ok().map(done)
+    };
+    let Some(done) = on_terminal("flush mail", b"n\n") else {
+        return skip("script(1) is not installed");
+    };
+    assert!(done.out.contains("Delete 2 jobs of tube mail? [y/N] "), "{done:?}");
+    assert!(done.out.ends_with("beanstalkctl: nothing was changed\r\n"), "{done:?}");
+    assert_eq!((done.code, server.counts("mail")[3]), (2, 2));
+    // A body has no end of line, and nothing erases it.
+    assert_eq!(on_terminal("job 1 --body", b"").unwrap().out.trim_end(), "body 00");
+    let done = on_terminal("flush mail", b"y\n").unwrap();
+    assert!(done.out.ends_with("\r\u{1b}[K2/2 100%\r\u{1b}[Kdeleted 2\r\n"), "{done:?}");
+    assert_eq!((done.code, server.counts("mail")[3]), (0, 0));
+    let done = on_terminal("bench --jobs 100", b"").unwrap();
+    assert!(done.out.contains("100/100 100%\r\u{1b}[KCOMMAND "), "{done:?}");
+}
 
 #[test]
 fn an_interrupt_stops_between_jobs_and_reports() {

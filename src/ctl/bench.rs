@@ -75,6 +75,7 @@ pub fn bench(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
             .into_iter()
             .try_for_each(|tube| flush_selected(ctl, Selection::of_tube(tube, &["any"])));
     }
+    ctl.work.show("");
     ended?;
     report(ctl, latencies, done, nanos)
 }

@@ -84,9 +84,9 @@ impl Work {
         }
     }
 
-    /// Shows progress on a terminal, in place of what it showed before.
+    /// Shows progress of work that has begun, on a terminal, in place of what it showed before.
     pub fn show(&self, text: &str) {
-        if io::stderr().is_terminal() {
+        if self.signals.is_some() && io::stderr().is_terminal() {
             let _ = write!(io::stderr(), "\r\x1b[K{text}");
         }
     }
