@@ -94,10 +94,10 @@ pub fn monotonic() -> Nanos {
         libc::clock_gettime(libc::CLOCK_BOOTTIME, time.as_mut_ptr());
         time.assume_init()
     };
-    const NOT_NEGATIVE: &str = "the monotonic clock is never negative";
-    let secs = u64::try_from(time.tv_sec).expect(NOT_NEGATIVE);
-    let nanos = u64::try_from(time.tv_nsec).expect(NOT_NEGATIVE);
-    Nanos::from_nanos(secs * 1_000_000_000 + nanos)
+    #[expect(clippy::useless_conversion, reason = "on some machines they have 32 bits")]
+    let (secs, nanos) = (i64::from(time.tv_sec), i64::from(time.tv_nsec));
+    // This clock is never negative.
+    Nanos::from_nanos((secs * 1_000_000_000 + nanos).cast_unsigned())
 }
 
 /// Returns the time of day minus `now`, the time of a [`Clock`]: not zero if the system's clock was set.
