@@ -145,7 +145,7 @@ impl Queue {
 
     /// Changes the deadline of a job that the connection holds. [`Nanos::NEVER`] stops its TTR.
     pub(super) fn set_deadline(&mut self, client: &mut Client, key: JobKey, deadline: Nanos) {
-        let index = client.index_of(key, &self.jobs);
+        let index = client.index_of(&self.jobs[key]);
         let entry = ReservedEntry { deadline, ..client.held.at(index) };
         assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
         self.jobs[key].due = deadline;
@@ -171,18 +171,18 @@ impl Client {
     }
 
     /// Returns the entry of a job that it holds.
-    pub(super) fn entry(&self, key: JobKey, jobs: &Jobs) -> ReservedEntry {
-        self.held.at(self.index_of(key, jobs))
+    pub(super) fn entry(&self, job: &Job) -> ReservedEntry {
+        self.held.at(self.index_of(job))
     }
 
     /// Removes a job from the heap, and leaves it in its state.
     pub(super) fn forget(&mut self, key: JobKey, jobs: &mut Jobs) {
-        let removed = self.held.remove(self.index_of(key, jobs), jobs).job;
+        let removed = self.held.remove(self.index_of(&jobs[key]), jobs).job;
         assert_eq!(removed, key, "the heap index of a job belongs to another job");
     }
 
-    fn index_of(&self, key: JobKey, jobs: &Jobs) -> u32 {
-        let State::Reserved(Holder { by, index }) = jobs[key].state else {
+    fn index_of(&self, job: &Job) -> u32 {
+        let State::Reserved(Holder { by, index }) = job.state else {
             unreachable!("a connection holds a job that is not reserved")
         };
         assert_eq!({ by }, self.key, "a connection holds a job of another one");

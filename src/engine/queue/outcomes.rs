@@ -103,11 +103,12 @@ impl Queue {
         if !self.has_metrics {
             return;
         }
-        let is_flushed = self.is_flushed(&self.jobs[key]);
-        let run = now.since(client.entry(key, &self.jobs).reserved_at);
-        let outcomes = self.outcomes(self.jobs[key].tube);
+        let job = &self.jobs[key];
+        let has_run = end == End::Delete && !self.is_flushed(job);
+        let run = has_run.then(|| now.since(client.entry(job).reserved_at));
+        let outcomes = self.outcomes(job.tube);
         outcomes.ended[end as usize] += 1;
-        if end == End::Delete && !is_flushed {
+        if let Some(run) = run {
             outcomes.runs.count(run);
         }
     }
