@@ -419,35 +419,26 @@ fn the_dashboard_is_what_its_table_generates() {
     assert!(is_same, "generate dist/grafana/beanstalkd.json again with dashboard.py");
 }
 
-/// The source, and what `include` in Cargo.toml names.
+/// The source, and something for each pattern of `include` in Cargo.toml.
 #[test]
 fn the_package_has_what_its_users_need() {
-    const OUTSIDE_OF_SRC: &str = "CHANGELOG.md Cargo.lock Cargo.toml Cargo.toml.orig LICENSE Makefile README.md \
-        dist/README.md dist/cluster/Dockerfile dist/cluster/README.md dist/cluster/etcd.default dist/cluster/etcd.yml \
-        dist/cluster/haproxy.cfg dist/cluster/kubernetes.yml dist/cluster/systemd.conf \
-        dist/completions/_beanstalkctl dist/completions/_beanstalkd \
-        dist/completions/beanstalkctl.bash dist/completions/beanstalkctl.fish \
-        dist/completions/beanstalkd.bash dist/completions/beanstalkd.fish dist/default/beanstalkd dist/grafana/beanstalkd.json \
-        dist/grafana/beanstalkd.svg dist/grafana/dashboard.py \
-        dist/prometheus/beanstalkd.rules.test.yml dist/prometheus/beanstalkd.rules.yml \
-        dist/prometheus/cluster.rules.test.yml dist/prometheus/cluster.rules.yml \
-        dist/status/status-dark.png dist/status/status-phone.png dist/status/status.png \
-        dist/systemd/beanstalkd.service dist/systemd/beanstalkd.socket dist/tls/client.conf \
-        dist/tls/server.conf man/beanstalkctl.1 man/beanstalkd-binlog.5 \
-        man/beanstalkd-cluster.7 man/beanstalkd-monitoring.7 man/beanstalkd-protocol.7 \
-        man/beanstalkd.1";
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(cargo);
     command.args(["package", "--list", "--allow-dirty", "--offline"]).current_dir(root());
     let output = command.output().expect("cargo can be run");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let list = String::from_utf8_lossy(&output.stdout);
-    // Cargo adds it where there is a repository.
-    let listed = list.lines().filter(|path| *path != ".cargo_vcs_info.json");
-    let (in_src, outside): (Vec<&str>, Vec<&str>) =
-        listed.partition(|path| path.starts_with("src/"));
-    assert_eq!(outside, OUTSIDE_OF_SRC.split(' ').collect::<Vec<_>>());
-    let mut sources: Vec<PathBuf> = in_src.iter().map(|path| root().join(path)).collect();
+    let manifest = read("Cargo.toml");
+    let (_, patterns) = manifest.split_once("\ninclude = [").expect("it has the list");
+    let (patterns, _) = patterns.split_once("\n]").expect("the list ends");
+    let patterns: Vec<&str> = patterns.split('"').skip(1).step_by(2).collect();
+    assert!(patterns.len() >= 15, "only {} patterns", patterns.len());
+    for pattern in patterns {
+        let start = pattern.trim_start_matches('/').split('*').next().expect("it has a start");
+        assert!(list.lines().any(|path| path.starts_with(start)), "nothing is {pattern}");
+    }
+    let in_src = list.lines().filter(|path| path.starts_with("src/"));
+    let mut sources: Vec<PathBuf> = in_src.map(|path| root().join(path)).collect();
     sources.sort();
     assert_eq!(sources, files_below("src"));
 }

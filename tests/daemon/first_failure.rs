@@ -3,7 +3,7 @@
 
 use crate::faults::{start_traced, start_with_fault};
 use crate::harness::cannot_test;
-use crate::harness::process::{BEANSTALKD, command, path_text, run, script, text};
+use crate::harness::process::{BEANSTALKD, command, path_text, run, text};
 use crate::serve;
 use std::fs::{create_dir, set_permissions, write};
 use std::net::TcpListener;
@@ -16,7 +16,13 @@ const PORT: [&str; 4] = ["-l", "127.0.0.1", "-p", "0"];
 /// Asserts that the only line of the log has all `parts`. Also asserts that the unit of systemd restarts
 /// the server after this exit code, or that it does not.
 #[track_caller]
-fn assert_fails(code: Option<i32>, log: &str, expected: i32, is_restarted: bool, parts: &[&str]) {
+pub(crate) fn assert_fails(
+    code: Option<i32>,
+    log: &str,
+    expected: i32,
+    is_restarted: bool,
+    parts: &[&str],
+) {
     assert_eq!(code, Some(expected), "{log}");
     // Flags of some tests log more, at level info.
     let lines: Vec<&str> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
@@ -114,13 +120,6 @@ fn a_binlog_of_a_newer_version() {
     assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
     assert_eq!(std::fs::read(&file).unwrap(), bytes);
     assert_eq!(std::fs::read_dir(Path::new(flags[1])).unwrap().count(), 2, "and the lock");
-}
-
-#[test]
-fn too_few_descriptors() {
-    let output = script(r#"ulimit -n 9; exec "$0" "$@""#, &PORT).output().unwrap();
-    let parts = ["the limit of open files is 9", "; raise it with ulimit -n or LimitNOFILE="];
-    assert_output(&output, 78, false, &parts);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Limits of connections, descriptors and the backlog.
 
 use crate::faults::start_with_fault;
+use crate::first_failure::assert_fails;
 use crate::harness::client::{Client, connect};
 use crate::harness::process::{Daemon, path_text, script};
 use crate::harness::{cannot_test, wait_until};
@@ -38,7 +39,8 @@ fn too_low_a_limit_of_open_files_is_named() {
         let log = daemon.wait_for_log("limit of open files is");
         assert!(log.contains(&format!("limit of open files is {limit}")), "{log}");
         if log.contains("are needed") {
-            assert_eq!(daemon.wait().0.code(), Some(78));
+            let parts = ["; raise it with ulimit -n or LimitNOFILE="];
+            assert_fails(daemon.wait().0.code(), &log, 78, false, &parts);
             assert_eq!(served, 0, "a lower limit is enough");
         } else {
             let mut client = Client::connect(daemon.address());
