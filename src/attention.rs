@@ -1,6 +1,7 @@
 //! What needs attention in a tube and in the server: the rules, as a pure function for the status page
 //! and `beanstalkctl`. It must not know where the facts come from, nor how a problem is printed.
 
+use crate::engine::text::largest_unit;
 use std::borrow::Cow;
 
 /// The urgency of a problem, from the least to the worst.
@@ -185,12 +186,8 @@ pub fn shell_word(text: &str) -> Cow<'_, str> {
 
 /// Returns a time in its largest unit of which there are two.
 fn span(secs: u64) -> String {
-    match secs {
-        0..120 => format!("{secs} s"),
-        120..7200 => format!("{} min", secs / 60),
-        7200..172_800 => format!("{} h", secs / 3600),
-        _ => format!("{} days", secs / 86_400),
-    }
+    let (number, unit) = largest_unit(secs);
+    format!("{number} {}", ["s", "min", "h", "days"][unit])
 }
 
 #[cfg(test)]

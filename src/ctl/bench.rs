@@ -3,9 +3,10 @@
 use super::act::flush_selected;
 use super::conn::{Conn, Fields};
 use super::look;
-use super::print::{Listing, grouped, json_string};
+use super::print::{Listing, json_string};
 use super::select::Selection;
 use super::{Args, Ctl, print, usage_error};
+use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -145,6 +146,6 @@ fn report(ctl: &Ctl, latencies: Latencies, jobs: u64, nanos: u64) -> Result<(), 
         listing.add(&row, &[])?;
     }
     listing.print()?;
-    let line = format!("{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, grouped(rate));
+    let line = format!("{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, Grouped(rate));
     if ctl.is_json { Ok(()) } else { print(&line) }
 }

@@ -2,8 +2,9 @@
 
 use super::args::{self, seconds};
 use super::look::{self, Tube};
-use super::print::{capitalized, grouped};
+use super::print::capitalized;
 use super::{Args, Ctl, print, usage_error};
+use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::time::Duration;
@@ -45,7 +46,7 @@ fn set_pause(
     let is_all = words.is_empty();
     let names = if is_all { look::tube_names(&mut ctl.conn)? } else { words.to_vec() };
     if is_all && !ctl.is_dry_run {
-        ctl.confirm(&format!("{} all {} tubes?", capitalized(verb), grouped(names.len() as u64)))?;
+        ctl.confirm(&format!("{} all {} tubes?", capitalized(verb), Grouped(names.len() as u64)))?;
     }
     ctl.begin(verb, done, names.len() as u64);
     let request = |name: &String| match ctl.is_dry_run {

@@ -2,7 +2,7 @@
 
 use super::conn::Fields;
 use super::print_with;
-use crate::engine::text::JsonText;
+use crate::engine::text::{JsonText, largest_unit};
 use crate::os::failure::Failure;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -167,20 +167,8 @@ pub fn escaped(body: &[u8]) -> String {
 
 /// Returns a time for a table: `45s`, `20m`, `3h`, `2d`.
 pub fn span(secs: u64) -> String {
-    match secs {
-        0..120 => format!("{secs}s"),
-        120..7200 => format!("{}m", secs / 60),
-        7200..172_800 => format!("{}h", secs / 3600),
-        _ => format!("{}d", secs / 86_400),
-    }
-}
-
-/// Returns a number for people, such as `3,120`.
-pub fn grouped(number: u64) -> String {
-    match number {
-        0..1000 => number.to_string(),
-        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
-    }
+    let (number, unit) = largest_unit(secs);
+    format!("{number}{}", ["s", "m", "h", "d"][unit])
 }
 
 /// Returns a word with a capital letter.
@@ -204,6 +192,7 @@ pub fn json_body(body: &[u8]) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::text::Grouped;
 
     #[test]
     fn tables_fit_and_names_are_cut_in_the_middle() {
@@ -244,7 +233,7 @@ mod tests {
     #[test]
     fn numbers_and_times_are_for_people() {
         let numbers = [(0, "0"), (999, "999"), (3120, "3,120"), (1_002_003, "1,002,003")];
-        assert!(numbers.into_iter().all(|(number, text)| grouped(number) == text));
+        assert!(numbers.into_iter().all(|(number, text)| Grouped(number).to_string() == text));
         let spans = [(0, "0s"), (119, "119s"), (1200, "20m"), (7200, "2h"), (172_800, "2d")];
         assert!(spans.into_iter().all(|(secs, text)| span(secs) == text));
     }

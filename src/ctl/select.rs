@@ -3,8 +3,9 @@
 
 use super::conn::{Fields, WINDOW};
 use super::look::{self, Pages, Tube};
-use super::print::{capitalized, grouped};
+use super::print::capitalized;
 use super::{Ctl, print};
+use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 
 /// The states of jobs that no worker holds.
@@ -56,7 +57,7 @@ impl Selection {
             return print(&format!("would {verb} {total} jobs{of_tube}{to}")).map(|()| false);
         }
         if asks && !ctl.is_dry_run {
-            let (verb, total) = (capitalized(verb), grouped(total));
+            let (verb, total) = (capitalized(verb), Grouped(total));
             ctl.confirm(&format!("{verb} {total} jobs{of_tube}{to}?"))?;
         }
         ctl.begin(verb, done, total);

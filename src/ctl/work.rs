@@ -2,7 +2,8 @@
 //! know what the work is.
 
 use super::conn::Fields;
-use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print, print::grouped};
+use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print};
+use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,7 +81,7 @@ impl Work {
         let (before, now) = (percent(self.done), percent(self.done + jobs));
         self.done += jobs;
         if self.total > 1 && now > before {
-            self.show(&format!("{}/{} {now}%", grouped(self.done), grouped(self.total)));
+            self.show(&format!("{}/{} {now}%", Grouped(self.done), Grouped(self.total)));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Bytes and text: line ends, tube names, decimal numbers, strings in JSON.
+//! Bytes and text: line ends, tube names, decimal numbers, times for people, strings in JSON.
 
 use super::headroom::{self, Headroom};
 use std::collections::TryReserveError;
@@ -114,6 +114,30 @@ const PAIRS: [[u8; 2]; 100] = {
     }
     pairs
 };
+
+/// Displays a number in groups of three digits, such as `3,120`.
+#[derive(Clone, Copy, Debug)]
+pub struct Grouped(pub u64);
+
+impl fmt::Display for Grouped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            number @ 0..1000 => write!(f, "{number}"),
+            number => write!(f, "{},{:03}", Grouped(number / 1000), number % 1000),
+        }
+    }
+}
+
+/// Returns the largest unit of a time of which there are two, seconds, minutes, hours or days as 0 to 3, and
+/// how many there are.
+pub fn largest_unit(secs: u64) -> (u64, usize) {
+    match secs {
+        0..120 => (secs, 0),
+        120..7200 => (secs / 60, 1),
+        7200..172_800 => (secs / 3600, 2),
+        _ => (secs / 86_400, 3),
+    }
+}
 
 /// Displays text as the content of a JSON string, without the quotes (RFC 8259, section 7).
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,7 @@
 //! People read `12,345`, `2h 5m` and `0.4`. Programs read plain numbers; durations are in seconds.
 
 use super::http::MediaType;
+use crate::engine::text::Grouped;
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -63,7 +64,7 @@ impl Display for Readable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Value::Id(id) => write!(f, "{id}"),
-            Value::Count(count) => write_grouped(count, f),
+            Value::Count(count) => Grouped(count).fmt(f),
             Value::Bytes(bytes) => write_bytes(bytes, f),
             Value::Span(span) => write_span(span, f),
             Value::Rate(None) | Value::Bound(None) => f.write_str("-"),
@@ -71,7 +72,7 @@ impl Display for Readable {
             Value::Bound(Some(secs)) => write!(f, "≤ {secs}s"),
             Value::Rate(Some(Rate(0))) => f.write_str("0"),
             Value::Rate(Some(Rate(tenths @ 1..100))) => write_tenths(tenths, f),
-            Value::Rate(Some(Rate(tenths))) => write_grouped((tenths + 5) / 10, f),
+            Value::Rate(Some(Rate(tenths))) => Grouped((tenths + 5) / 10).fmt(f),
         }
     }
 }
@@ -93,15 +94,6 @@ impl Display for JsonNumber {
 
 fn write_tenths(tenths: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{}.{}", tenths / 10, tenths % 10)
-}
-
-/// Writes a number in groups of three digits.
-fn write_grouped(number: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    if number < 1_000 {
-        return write!(f, "{number}");
-    }
-    write_grouped(number / 1_000, f)?;
-    write!(f, ",{:03}", number % 1_000)
 }
 
 /// Writes a size in the largest unit of which it has at least one, rounded down.
