@@ -1,6 +1,6 @@
 //! `retry`, `delete`, `flush` and `move`.
 
-use super::conn::{Conn, EXIT_REFUSED, Fields, lacks};
+use super::conn::{Conn, EXIT_REFUSED, Fields};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task, request};
 use super::{Args, Ctl, args, usage_error};
@@ -104,10 +104,7 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<(), Failure> {
     let id = job.number("id");
     let reply = conn.ask(&format!("reserve-job {id}"))?;
-    if reply.line == "UNKNOWN_COMMAND" {
-        return Err(lacks("reserve-job"));
-    }
-    let Some(body) = reply.job()? else { return Ok(()) };
+    let Some(body) = reply.content("reserve-job")? else { return Ok(()) };
     let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
     if let Err(Failure { exit_code, message }) = conn.put(to, numbers, "", &body) {
         if exit_code == EXIT_REFUSED {

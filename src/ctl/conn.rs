@@ -173,9 +173,14 @@ fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
 }
 
 impl Reply {
+    /// Returns the first word of the line.
+    pub fn word(&self) -> &str {
+        self.line.split(' ').next().unwrap_or_default()
+    }
+
     /// Returns the line if `word` is its first one; otherwise the server has refused the request.
     pub fn expect(self, word: &str) -> Result<String, Failure> {
-        if self.line.split(' ').next() == Some(word) { Ok(self.line) } else { Err(self.refusal()) }
+        if self.word() == word { Ok(self.line) } else { Err(self.refusal()) }
     }
 
     /// Returns the failure for an unexpected reply.
@@ -183,23 +188,21 @@ impl Reply {
         Failure::new(EXIT_REFUSED, format!("the server answered {}", self.line))
     }
 
-    /// Returns the body of a job, `None` for NOT_FOUND.
-    pub fn job(self) -> Result<Option<Vec<u8>>, Failure> {
-        match self.line.split(' ').next() {
-            Some("NOT_FOUND") => Ok(None),
-            Some("FOUND" | "RESERVED") => Ok(Some(self.body)),
+    /// Returns a document, or the body of a job; `None` for NOT_FOUND. `command` names what the server may
+    /// lack.
+    pub fn content(self, command: &str) -> Result<Option<Vec<u8>>, Failure> {
+        match self.word() {
+            "NOT_FOUND" => Ok(None),
+            "UNKNOWN_COMMAND" => Err(lacks(command)),
+            "OK" | "FOUND" | "RESERVED" => Ok(Some(self.body)),
             _ => Err(self.refusal()),
         }
     }
 
-    /// Returns the document, `None` for NOT_FOUND. `command` names what the server may lack.
+    /// Returns a document as text.
     pub fn document(self, command: &str) -> Result<Option<String>, Failure> {
-        match self.line.split(' ').next() {
-            Some("NOT_FOUND") => Ok(None),
-            Some("UNKNOWN_COMMAND") => Err(lacks(command)),
-            Some("OK") => Ok(Some(String::from_utf8_lossy(&self.body).into_owned())),
-            _ => Err(self.refusal()),
-        }
+        let text = |document: Vec<u8>| String::from_utf8_lossy(&document).into_owned();
+        Ok(self.content(command)?.map(text))
     }
 }
 

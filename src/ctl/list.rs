@@ -1,6 +1,6 @@
 //! `failed`, `jobs`, `job` and `workers`: lists that change nothing.
 
-use super::conn::{Conn, Fields, Reply};
+use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
 use super::print::{Listing, escaped, json_body, span, terminal_size};
 use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, print_with};
@@ -69,7 +69,7 @@ fn show(ctl: &mut Ctl, pages: &mut Pages, listing: &mut Listing) -> Result<u64, 
             ctl.conn.ask_each(&small, |job| format!("peek {}", job.text("id")))?.into_iter();
         for job in &jobs {
             let reply = if has_preview(&job) { replies.next() } else { None };
-            let body = reply.map_or(Ok(None), Reply::job)?.unwrap_or_default();
+            let body = reply.map_or(Ok(None), |reply| reply.content("peek"))?.unwrap_or_default();
             let bytes = job.number("bytes").max(body.len() as u64).to_string();
             let body = escaped(&body[..body.len().min(PREVIEW_LEN)]);
             listing.add(job, &[("bytes", bytes), ("body", body)])?;
@@ -83,7 +83,7 @@ pub fn job(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     let conn = &mut ctl.conn;
     let gone = || Failure::new(EXIT_PARTLY, format!("job {id}: not found"));
     let mut job = look::jobs(conn, &[id])?.pop().flatten().ok_or_else(gone)?;
-    let body = conn.ask(&format!("peek {id}"))?.job()?.ok_or_else(gone)?;
+    let body = conn.ask(&format!("peek {id}"))?.content("peek")?.ok_or_else(gone)?;
     // The list also has the holder, and the number of bytes.
     let tube = job.text("tube").to_owned();
     let list = conn.ask(&format!("list-jobs {tube} any 1 {}", id - 1))?;

@@ -130,7 +130,7 @@ fn peek(conn: &mut Conn, tubes: &[&str], state: &str) -> Result<Vec<Option<Field
     let replies = conn.ask_each(&requests, String::clone)?.into_iter().skip(1).step_by(2);
     let id = |reply: Reply| {
         let id = reply.line.split(' ').nth(1).and_then(|id| id.parse().ok());
-        reply.job().map(|_| id)
+        reply.content("peek").map(|_| id)
     };
     let found = replies.map(id).collect::<Result<Vec<Option<u64>>, Failure>>()?;
     conn.used = tubes.last().map_or(String::new(), |tube| (*tube).to_owned());

@@ -55,9 +55,9 @@ fn set_pause(
     };
     let replies = ctl.conn.ask_each(&names, request)?;
     for (name, reply) in names.iter().zip(replies) {
-        match reply.line.split(' ').next() {
-            Some("NOT_FOUND") => ctl.work.fail(&format!("tube {name}: not found")),
-            Some("PAUSED" | "OK") => ctl.work.add(1),
+        match reply.word() {
+            "NOT_FOUND" => ctl.work.fail(&format!("tube {name}: not found")),
+            "PAUSED" | "OK" => ctl.work.add(1),
             _ => return Err(reply.refusal()),
         }
     }

@@ -79,10 +79,7 @@ fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failur
     let (mut lines, mut written) = (String::new(), Vec::new());
     let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
     for (job, reply) in jobs.iter().zip(replies) {
-        if reply.line == "UNKNOWN_COMMAND" {
-            return Err(lacks(word));
-        }
-        if let Some(body) = reply.job()? {
+        if let Some(body) = reply.content(word)? {
             lines += &(dump::line(job, &body, now()) + "\n");
             written.push(job);
         }
