@@ -28,7 +28,7 @@ use super::queue::touch::TouchAll;
 use super::queue::unique::NewKey;
 use super::queue::waiters::Wait;
 use super::queue::{Kick, Queue, WaitResult};
-use super::reads::WantedBodies;
+use super::reads::{self, WantedBodies};
 use super::store::Store;
 use super::text::{self, CR_LF};
 use super::time::Nanos;
@@ -462,7 +462,7 @@ impl Conn {
                 s.lists.incomplete_bytes -= text.len() as u64;
             }
             Doing::Steps(Steps::Select { .. }) => s.selections -= 1,
-            Doing::Bodies(_) => s.reads.remove(self.key),
+            Doing::Bodies(_) => reads::forget(s, self.key),
             Doing::Flush => s.queue.abandon_flush(self.key),
             Doing::Wait(..) => s.queue.stop_waiting(self.key),
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
@@ -746,7 +746,7 @@ impl Conn {
             Doing::ListTubes => {
                 assert_eq!(s.lists.requests_of(self.key), 1, "lists for connection {index}");
             }
-            Doing::Bodies(wanted) => s.reads.check(self.key, wanted, &s.queue.limits),
+            Doing::Bodies(wanted) => wanted.check(self.key, s),
             Doing::Line
             | Doing::SkipLine(_)
             | Doing::SkipBody(..)

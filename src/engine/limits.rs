@@ -86,8 +86,6 @@ pub struct Limits {
     pub reads_with_disk: usize,
     /// The bytes of these reads, unless it is one.
     pub bytes_with_disk: usize,
-    /// The bytes of bodies that are read for a connection before it is the turn of the next one.
-    pub read_turn_bytes: usize,
     /// The bodies that become cold in a tick, in about 50 us.
     pub evictions_per_tick: usize,
     /// The bytes of pages of large bodies that a tick frees, in about 0.1 ms.
@@ -192,7 +190,6 @@ impl Limits {
         read_at_once_bytes: 64 * 1024,
         reads_with_disk: 4,
         bytes_with_disk: 1024 * 1024,
-        read_turn_bytes: 64 * 1024,
         evictions_per_tick: 256,
         freed_per_tick_bytes: 1024 * 1024,
 

@@ -5,21 +5,20 @@
 //!
 //! ```text
 //! waiting: small, large      until there is memory for all bodies of the reply, in order
-//!   -> turns                 each connection reads 64 KiB, then the next one does
+//!   -> turns                 each connection reads one body, then the next one does
 //!   -> begun                 at most 4 reads or 1 MiB are with the disk, in their order
 //!   -> the reply
 //! ```
 //!
-//! So a worker waits for 1 MiB, and for 64 KiB of each other connection, whatever those have asked for.
+//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for.
 //! At most one large reply has turns at a time. What is not begun is forgotten when its connection is
-//! closed. A body for which several connections wait is read once. The server continues the replies
-//! ([`server::reading`](super::server)), because it knows the connections.
+//! closed. A body for which several connections wait is read once, also if one of them is compaction, which
+//! needs no turn. The server continues the replies ([`server::reading`](super::server)), because it knows
+//! the connections.
 
-use super::binlog::reads::RecordRead;
 use super::conn::{Conn, Doing, ReserveKind};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
-use super::limits::Limits;
 use super::protocol::batch::ReplySize;
 use super::protocol::reply::{Answer, JobWord, Reply, Word};
 use super::queue::body::LARGE;
@@ -29,31 +28,21 @@ use super::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::rc::Rc;
 
-/// The connections that wait for bodies.
+/// The connections that wait for bodies. The queue has those that wait for a read that is with the disk.
 #[derive(Debug, Default)]
 pub struct Reads {
     /// Those for whose replies there was no memory yet, by class.
     pub waiting: [VecDeque<ConnKey>; 2],
-    /// Those with bodies that are not with the disk, in the order of their turns.
+    /// The others, in the order of their turns.
     pub turns: VecDeque<ConnKey>,
-    pub begun: VecDeque<Begun>,
     /// The connection that waits for the disk with a large reply.
     pub large: Option<ConnKey>,
-    /// For a class, no read begins before this moment: the last one had too little memory.
-    pub retry_at: [Option<Nanos>; 2],
+    /// No read begins before this moment: the last one had too little memory.
+    pub retry_at: Option<Nanos>,
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
     /// While replies wait for memory, connections that have taken nothing before this moment are closed.
     pub stalled_at: Option<Nanos>,
-}
-
-/// A read that is with the disk.
-#[derive(Debug)]
-pub struct Begun {
-    pub job: JobKey,
-    pub read: RecordRead,
-    /// The connections, and the index of the body in their replies.
-    pub readers: Vec<(ConnKey, usize)>,
 }
 
 /// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
@@ -68,18 +57,8 @@ pub struct WantedBodies {
     pub copied_bytes: usize,
     /// The memory for the bodies that are not read yet, once there was enough for all.
     pub grant: Option<Grant>,
-    /// All bodies before this one are read or with the disk.
-    pub next: usize,
-    /// The bodies that are with the disk.
-    pub reading: usize,
-    /// The connection is in the list of turns.
-    pub has_turn: bool,
-    /// The bytes that may be read for it in this turn.
-    pub turn_bytes: usize,
     /// When the client has asked for them.
     pub asked_at: Nanos,
-    /// The reply was not made at once.
-    pub has_waited: bool,
 }
 
 /// One of these bodies.
@@ -178,12 +157,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         cold_bytes: 0,
         copied_bytes: 0,
         grant: None,
-        next: 0,
-        reading: 0,
-        has_turn: false,
-        turn_bytes: 0,
         asked_at: s.moment(),
-        has_waited: false,
     };
     let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
     let mut fits = has_room.is_ok();
@@ -242,66 +216,48 @@ impl Reads {
 
     /// Returns when reads are tried again that had too little memory, or clients are looked at that hold it.
     pub fn next_due(&self) -> Nanos {
-        let [small, large] = self.retry_at.map(|at| at.unwrap_or(Nanos::NEVER));
-        small.min(large).min(self.stalled_at.unwrap_or(Nanos::NEVER))
-    }
-
-    /// Forgets a connection.
-    pub fn remove(&mut self, key: ConnKey) {
-        for queue in self.waiting.iter_mut().chain([&mut self.turns]) {
-            if let Some(index) = queue.iter().position(|&other| other == key) {
-                queue.remove(index);
-            }
-        }
-        for begun in &mut self.begun {
-            begun.readers.retain(|&(other, _)| other != key);
-        }
-        self.large.take_if(|large| *large == key);
-    }
-
-    /// Returns the bytes that are with the disk.
-    pub fn begun_bytes(&self) -> usize {
-        self.begun.iter().map(|begun| begun.read.place.len as usize).sum()
-    }
-
-    /// Checks that a connection that waits for bodies is where it will go on.
-    pub fn check(&self, key: ConnKey, wanted: &WantedBodies, limits: &Limits) {
-        let count = |queue: &VecDeque<ConnKey>| queue.iter().filter(|it| **it == key).count();
-        let waiting = count(&self.waiting[wanted.class as usize]);
-        let turns = count(&self.turns);
-        let readers = self.begun.iter().flat_map(|begun| &begun.readers);
-        let reading = readers.filter(|(other, _)| *other == key).count();
-        let is_started = wanted.grant.is_some();
-        let is_right = waiting == usize::from(!is_started)
-            && turns == usize::from(wanted.has_turn)
-            && wanted.has_turn == (is_started && wanted.next < wanted.bodies.len())
-            && reading == wanted.reading
-            && waiting + turns + reading > 0;
-        assert!(is_right, "{waiting} {turns} {reading} of {wanted:?}");
-        let Limits { reads_with_disk, bytes_with_disk, .. } = *limits;
-        let is_within =
-            self.begun.len() <= reads_with_disk && self.begun_bytes() <= bytes_with_disk;
-        assert!(self.begun.len() <= 1 || is_within, "too many reads are begun: {:?}", self.begun);
+        let due = [self.retry_at, self.stalled_at];
+        due.into_iter().flatten().min().unwrap_or(Nanos::NEVER)
     }
 }
 
+/// Forgets a connection that waits for bodies.
+pub fn forget(s: &mut Store, key: ConnKey) {
+    s.reads.waiting.iter_mut().for_each(|queue| queue.retain(|&other| other != key));
+    s.reads.turns.retain(|&other| other != key);
+    for begun in &mut s.queue.body_cache.begun {
+        begun.readers.retain(|&other| other != key);
+    }
+    s.reads.large.take_if(|large| *large == key);
+}
+
 impl WantedBodies {
-    /// Waits for the next body together with these connections. Returns `false` if there is no memory for it.
-    pub fn join(&mut self, key: ConnKey, readers: &mut Vec<(ConnKey, usize)>) -> bool {
-        if headroom::leave(Headroom::Quarter, || readers.try_reserve(1)).is_err() {
-            return false;
-        }
-        readers.push((key, self.next));
-        (self.next, self.reading) = (self.next + 1, self.reading + 1);
-        true
+    /// Returns the index of the first body that must be read. If the disk reads for the reply, it is this one.
+    pub fn next(&self) -> Option<usize> {
+        self.bodies.iter().position(|one| matches!(one.source, BodySource::Disk))
+    }
+
+    /// Checks that a connection that waits for bodies is where it will go on, once.
+    pub fn check(&self, key: ConnKey, s: &Store) {
+        let count =
+            |keys: &mut dyn Iterator<Item = &ConnKey>| keys.filter(|it| **it == key).count();
+        let waiting = count(&mut s.reads.waiting[self.class as usize].iter());
+        let turns = count(&mut s.reads.turns.iter());
+        let reading = count(&mut s.queue.body_cache.begun.iter().flat_map(|it| &it.readers));
+        let is_right = waiting + turns + reading == 1 && (waiting == 1 || self.grant.is_some());
+        assert!(is_right, "{waiting} {turns} {reading} of {self:?}");
     }
 
     /// Returns whether the replies of other clients leave memory for this one.
     pub fn fits(&self, s: &Store) -> bool {
+        let memory = &s.queue.body_cache.read_bodies;
+        let is_read = matches!(&self.bodies[..], [one] if memory.find(one.id).is_some());
+        if is_read || self.grant.is_some() {
+            return true;
+        }
         if self.is_crowded_out(s) {
             return false;
         }
-        let memory = &s.queue.body_cache.read_bodies;
         let granted = memory.granted(self.class);
         let jobs = s.queue.job_bytes().saturating_sub(memory.all_granted());
         let left = s.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;

@@ -278,7 +278,7 @@ impl Disk for Directory {
     }
 
     fn begin_read(&mut self, read: RecordRead) {
-        let file = self.file(read.place.file, false).cloned();
+        let file = self.file(read.file, false).cloned();
         let threads = self.threads.as_ref().expect("they are started before bodies are read back");
         threads.reads.ask(move || read_record(&*file?, read));
     }
@@ -287,12 +287,12 @@ impl Disk for Directory {
         self.threads.as_ref()?.reads.finished(false)
     }
 
-    fn will_read(&mut self, number: FileNumber, offset: u64, len: u32) {
-        if let Ok(file) = self.file(number, false).cloned()
+    fn will_read(&mut self, RecordRead { file, offset, len, .. }: RecordRead) {
+        if let Ok(file) = self.file(file, false).cloned()
             && let Some(Threads { reads, .. }) = &self.threads
             && reads.waiting() < MAX_QUEUED
         {
-            reads.run(move || files::begin_reading_in(&file, offset, len.into()));
+            reads.run(move || files::begin_reading_in(&file, offset.into(), len.into()));
         }
     }
 

@@ -171,10 +171,9 @@ impl<T> Drop for DiskThread<T> {
 
 /// Reads a record and verifies it, which takes milliseconds if it is large.
 pub fn read_record(file: &File, read: RecordRead) -> io::Result<Vec<u8>> {
-    let mut bytes = read.place.zeros()?;
-    file.read_exact_at(&mut bytes, read.place.offset.into()).map_err(files::name_loss)?;
-    read.verify(&bytes)?;
-    Ok(bytes)
+    let mut bytes = read.zeros()?;
+    file.read_exact_at(&mut bytes, read.offset.into()).map_err(files::name_loss)?;
+    read.verify(bytes)
 }
 
 impl FinishedSync {

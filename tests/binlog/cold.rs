@@ -167,20 +167,20 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
     );
 }
 
-/// Beside eight clients that ask for all jobs of a tube again and again.
+/// Eight other clients ask for all jobs of a tube each.
 #[test]
 fn a_worker_waits_for_few_reads_of_other_clients() {
     let mut server = start_with_late_reads();
-    server.ask("use many\r\n");
-    for _ in 0..300 {
-        server.put_of(1000);
+    let busy: [Client; 8] = server.clients();
+    for client in busy {
+        server.ask(format!("use many-{client}\r\n"));
+        for _ in 0..50 {
+            server.put_of(1000);
+        }
+        assert_eq!(server.send(client, format!("peek-batch many-{client} any 1000\r\n")), "");
     }
     server.ask("use one\r\n");
     let id = server.put_of(100);
-    let busy: [Client; 8] = server.clients();
-    for client in busy {
-        assert_eq!(server.send(client, "peek-batch many any 1000\r\npeek 7\r\n"), "");
-    }
     server.disk.faults().reads_left = Some(20);
     server.settle();
     let [worker] = server.clients();

@@ -738,9 +738,9 @@ impl Disk for FakeDisk {
         state.faults.reads_left = state.faults.reads_left.map(|left| left - 1);
         let read = state.reads.pop_front()?;
         drop(state);
-        let mut bytes = vec![0; read.place.len as usize];
-        let done = self.read_back(read.place.file, read.place.offset.into(), &mut bytes);
-        Some(done.and_then(|()| read.verify(&bytes)).map(|()| bytes))
+        let mut bytes = vec![0; read.len as usize];
+        let done = self.read_back(read.file, read.offset.into(), &mut bytes);
+        Some(done.and_then(|()| read.verify(bytes)))
     }
 
     fn free_bytes(&self) -> Option<u64> {

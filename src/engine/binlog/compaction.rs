@@ -28,8 +28,8 @@ pub struct Compaction {
     /// The disk was nearly full, and there is still much garbage. Compaction continues after the first
     /// removal, so that puts are not refused again at once.
     is_freeing: bool,
-    /// It continues when the disk has read a record for it.
-    is_awaiting_read: bool,
+    /// The job whose record the disk reads for it. It continues then.
+    awaited: Option<u64>,
     /// The file whose jobs are moved.
     emptied: Option<FileNumber>,
     /// The number of jobs that were moved since the start.
@@ -106,7 +106,7 @@ impl Binlog {
 
     fn can_move(&self) -> bool {
         let is_congested = self.disk.progress().is_some_and(|progress| progress.is_congested);
-        !is_congested && !self.compaction.is_awaiting_read
+        !is_congested && self.compaction.awaited.is_none()
     }
 
     /// Returns when the next idle step is due.
@@ -205,16 +205,21 @@ impl Binlog {
         }
     }
 
-    /// Stops compaction until the record that it needs is read, or lets it go on.
-    pub fn set_awaiting_read(&mut self, is_awaiting_read: bool) {
-        self.compaction.is_awaiting_read = is_awaiting_read;
+    /// Stops compaction until the disk has read the record of this job.
+    pub fn wait_for(&mut self, id: u64) {
+        self.compaction.awaited = Some(id);
     }
 
-    /// Notes that records of `len` bytes were moved.
-    pub(super) fn note_moved(&mut self, len: u64) -> u64 {
+    /// Lets compaction continue if it waits for the record of this job. Returns whether it does.
+    pub fn end_wait(&mut self, id: u64) -> bool {
+        self.compaction.awaited.take_if(|awaited| *awaited == id).is_some()
+    }
+
+    /// Notes that records of `len` bytes were moved. Returns their length.
+    pub(super) fn note_moved(&mut self, len: u64) -> usize {
         self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(len);
         self.files.count_free(self.sync.begun);
-        len
+        usize::try_from(len).unwrap_or(usize::MAX)
     }
 }
 

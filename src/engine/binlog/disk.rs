@@ -98,7 +98,7 @@ pub trait Disk: fmt::Debug {
     /// Begins to read a record, and to verify it with [`RecordRead::verify`]. [`Disk::finished_read`] returns
     /// it later.
     fn begin_read(&mut self, read: RecordRead) {
-        unreachable!("{} was not read at once", read.place)
+        unreachable!("{read} was not read at once")
     }
 
     /// Returns the record of the oldest read that was begun, once, or `None` before its end. Reads end in
@@ -107,8 +107,8 @@ pub trait Disk: fmt::Debug {
         None
     }
 
-    /// Announces that these bytes are probably read soon. It promises nothing and cannot fail.
-    fn will_read(&mut self, _number: FileNumber, _offset: u64, _len: u32) {}
+    /// Announces that a record is probably read soon. It promises nothing and cannot fail.
+    fn will_read(&mut self, _read: RecordRead) {}
 
     /// Creates a file of `size` zero bytes, whose space is allocated. After an error there is no
     /// such file.

@@ -300,7 +300,7 @@ impl Binlog {
     }
 
     /// Appends new records of a job that is to be moved. Returns their length in bytes.
-    pub fn move_to_current(&mut self, key: JobKey, records: &FullRecords<'_>) -> u64 {
+    pub fn move_to_current(&mut self, key: JobKey, records: &FullRecords<'_>) -> usize {
         let (place, len) = self.next_place(records);
         self.files.move_to(Owner::Job(key), place, len);
         self.append_full(records);
@@ -309,7 +309,7 @@ impl Binlog {
     }
 
     /// Appends a new record of a kept key that is to be moved. Returns its length in bytes.
-    pub fn move_kept_key(&mut self, key: KeptKey, kept: &KeyRecord) -> u64 {
+    pub fn move_kept_key(&mut self, key: KeptKey, kept: &KeyRecord) -> usize {
         let place = (self.files.current().number, 0);
         self.files.move_to(Owner::KeptKey(key), place, SHORT);
         self.append(&Content::Key(*kept), "", &[]);

@@ -13,9 +13,12 @@ use crate::engine::keys::{JobKey, Owner};
 use std::fmt;
 use std::io;
 
-/// The place of a full record.
+/// A full record that is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordRead {
+    /// The id of its job.
+    pub id: u64,
+    /// Its file.
     pub file: FileNumber,
     /// Its offset in the file in bytes.
     pub offset: u32,
@@ -23,82 +26,19 @@ pub struct Place {
     pub len: u32,
     /// The length of the body at its end, with CR LF, in bytes.
     pub body_len: u32,
-    pub layout: Layout,
-}
-
-/// A record that is to be read.
-#[derive(Clone, Copy, Debug)]
-pub struct RecordRead {
-    /// Where it is.
-    pub place: Place,
-    /// The id of its job.
-    pub id: u64,
+    layout: Layout,
 }
 
 impl RecordRead {
-    /// Checks that `bytes` are the intact record. A disk that reads on a thread calls this there: the checksum
-    /// of a large body takes milliseconds.
-    pub fn verify(&self, bytes: &[u8]) -> io::Result<()> {
-        match record::body_of(bytes, self.place.layout, self.id) {
-            Ok(_) => Ok(()),
-            Err(corruption) => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, corruption.to_string()))
-            }
+    /// Returns `bytes` if they are the intact record. A disk that reads on a thread calls this there: the
+    /// checksum of a large body takes milliseconds.
+    pub fn verify(&self, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+        match record::body_of(&bytes, self.layout, self.id) {
+            Ok(_) => Ok(bytes),
+            Err(damage) => Err(io::Error::new(io::ErrorKind::InvalidData, damage.to_string())),
         }
     }
-}
 
-impl Binlog {
-    /// Returns the place of the full record of a job, or `None` if it is too far from the start of its
-    /// file. The body has `body_len` bytes with the CR LF.
-    pub fn place(&self, key: JobKey, tube: &str, body_len: u32) -> Option<Place> {
-        if !self.has_place(key) {
-            return None;
-        }
-        let entry = self.files.entry(Owner::Job(key));
-        let layout = self.files.list[self.files.find_file(entry.file())?].layout;
-        let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
-        let (file, offset) = (entry.file(), entry.offset);
-        Some(Place { file, offset, len: head_len + body_len, body_len, layout })
-    }
-
-    /// Returns whether the place of the full record of a job is known.
-    pub fn has_place(&self, key: JobKey) -> bool {
-        self.files.entry(Owner::Job(key)).offset != FAR_OFFSET
-    }
-
-    /// Returns a record if that needs no waiting for the disk, and otherwise `None`. It is not verified.
-    pub fn read_now(&mut self, place: Place) -> io::Result<Option<Vec<u8>>> {
-        if let Some(unwritten) = self.unwritten(place.file, place.offset.into(), place.len) {
-            let mut bytes = place.zeros()?;
-            bytes.copy_from_slice(unwritten);
-            return Ok(Some(bytes));
-        }
-        if place.len as usize > self.policy.limits.read_at_once_bytes {
-            return Ok(None);
-        }
-        let mut bytes = place.zeros()?;
-        let is_read = self.disk.read_now(place.file, place.offset.into(), &mut bytes)?;
-        Ok(is_read.then_some(bytes))
-    }
-
-    /// Returns a record, and waits for the disk. It is not verified.
-    pub fn read_and_wait(&mut self, place: Place) -> io::Result<Vec<u8>> {
-        if let Some(bytes) = self.read_now(place)? {
-            return Ok(bytes);
-        }
-        let mut bytes = place.zeros()?;
-        let count = self.disk.read(place.file, place.offset.into(), &mut bytes)?;
-        if count < bytes.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) }
-    }
-
-    /// Asks the disk for a record that is probably wanted soon.
-    pub fn read_ahead(&mut self, place: Place) {
-        self.disk.will_read(place.file, place.offset.into(), place.len);
-    }
-}
-
-impl Place {
     /// Returns as many zeros as the record has bytes.
     pub fn zeros(&self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -109,7 +49,54 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl Binlog {
+    /// Returns the full record of a job, or `None` if it is too far from the start of its file. The body has
+    /// `body_len` bytes with the CR LF.
+    pub fn record_of(&self, key: JobKey, id: u64, tube: &str, body_len: u32) -> Option<RecordRead> {
+        if !self.has_place(key) {
+            return None;
+        }
+        let entry = self.files.entry(Owner::Job(key));
+        let (file, offset) = (entry.file(), entry.offset);
+        let layout = self.files.list[self.files.find_file(file)?].layout;
+        let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
+        Some(RecordRead { id, file, offset, len: head_len + body_len, body_len, layout })
+    }
+
+    /// Returns whether the place of the full record of a job is known.
+    pub fn has_place(&self, key: JobKey) -> bool {
+        self.files.entry(Owner::Job(key)).offset != FAR_OFFSET
+    }
+
+    /// Returns a record if that needs no waiting for the disk, and otherwise `None`.
+    pub fn read_now(&mut self, read: RecordRead) -> io::Result<Option<Vec<u8>>> {
+        let RecordRead { file, offset, len, .. } = read;
+        if let Some(unwritten) = self.unwritten(file, offset.into(), len) {
+            let mut bytes = read.zeros()?;
+            bytes.copy_from_slice(unwritten);
+            return Ok(Some(bytes));
+        }
+        if len as usize > self.policy.limits.read_at_once_bytes {
+            return Ok(None);
+        }
+        let mut bytes = read.zeros()?;
+        let is_read = self.disk.read_now(file, offset.into(), &mut bytes)?;
+        is_read.then(|| read.verify(bytes)).transpose()
+    }
+
+    /// Returns a record, and waits for the disk.
+    pub fn read_and_wait(&mut self, read: RecordRead) -> io::Result<Vec<u8>> {
+        if let Some(bytes) = self.read_now(read)? {
+            return Ok(bytes);
+        }
+        let mut bytes = read.zeros()?;
+        let count = self.disk.read(read.file, read.offset.into(), &mut bytes)?;
+        bytes.truncate(count);
+        read.verify(bytes)
+    }
+}
+
+impl fmt::Display for RecordRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "binlog.{}:{}", self.file, self.offset)
     }

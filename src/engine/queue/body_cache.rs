@@ -19,9 +19,11 @@ use super::read_body::{Grant, ReadBodies, ReadBody};
 use super::tube::Tube;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files;
-use crate::engine::binlog::reads::{Place, RecordRead};
+use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::{ConnKey, JobKey, Key, Owner, TubeKey};
+use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
@@ -48,10 +50,8 @@ pub struct BodyCache {
     victims: Vec<JobKey>,
     /// The bodies that were read back for replies.
     pub read_bodies: ReadBodies,
-    /// For whom the reads are that were begun and have not ended, in their order.
-    readers: VecDeque<Reader>,
-    /// The record that compaction moves next.
-    moving: Option<Moving>,
+    /// The reads that are with the disk, in the order in which they end.
+    pub begun: VecDeque<Begun>,
     /// The file of which compaction cannot read a record that is not lost.
     unmoved: Option<FileNumber>,
     /// The ids of jobs whose bodies cannot be read, which was logged.
@@ -79,32 +79,12 @@ pub struct ReadStats {
     pub failures: u64,
 }
 
-/// Where the body of a job is.
+/// A read that is with the disk.
 #[derive(Debug)]
-pub enum Fetched {
-    /// In the job, or the job is gone.
-    InJob,
-    Read(Rc<ReadBody>),
-    /// The disk must be asked for it.
-    OnDisk(RecordRead),
-    /// It cannot be read.
-    Unreadable,
-    /// There are too many open files, or there is too little memory, to read it now.
-    NotNow,
-}
-
-/// Whom a read is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
-    Clients,
-    Compaction,
-}
-
-/// A record that compaction has asked the disk for.
-#[derive(Debug)]
-enum Moving {
-    Begun(Place),
-    Read(Place, io::Result<Vec<u8>>),
+pub struct Begun {
+    pub read: RecordRead,
+    /// The connections whose replies wait for it. Compaction may wait too.
+    pub readers: Vec<ConnKey>,
 }
 
 /// The first jobs in a heap, and in a run, are near the front.
@@ -144,6 +124,19 @@ impl BodyCache {
     /// Returns whether more bodies are to become cold at once.
     pub fn is_due(&self) -> bool {
         self.is_full() && !self.is_stuck
+    }
+}
+
+impl Begun {
+    pub fn new(read: RecordRead) -> Begun {
+        Begun { read, readers: Vec::new() }
+    }
+
+    /// Lets the reply of a connection wait for it.
+    pub fn join(&mut self, reader: ConnKey) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::Quarter, || self.readers.try_reserve(1))?;
+        self.readers.push(reader);
+        Ok(())
     }
 }
 
@@ -285,85 +278,82 @@ impl Queue {
 
     // ---- Reading ----
 
-    /// Returns the body of a job for a reply, which has memory for it, if that needs no waiting for the disk.
-    pub fn fetch(&mut self, key: JobKey, id: u64, grant: &mut Grant) -> Fetched {
-        if !self.is_cold(key, id) {
-            return Fetched::InJob;
-        }
-        if let Some(body) = self.body_cache.read_bodies.find(id) {
-            return Fetched::Read(body);
-        }
-        let read = RecordRead { place: self.place_of(key), id };
-        let binlog = self.binlog.as_mut().expect("a cold body is in the binlog");
-        match binlog.read_now(read.place) {
-            Ok(None) => Fetched::OnDisk(read),
-            Ok(Some(bytes)) => {
-                let verified = read.verify(&bytes).map(|()| bytes);
-                self.read_body(read, verified, grant)
-            }
-            Err(error) => self.read_body(read, Err(error), grant),
-        }
-    }
-
     /// Returns whether the body of the job `id` is only on the disk.
     pub fn is_cold(&self, key: JobKey, id: u64) -> bool {
         self.jobs.get(key).is_some_and(|job| job.id == id && job.body.is_cold())
     }
 
-    /// Returns the place of the full record of a job with a cold body.
-    fn place_of(&self, key: JobKey) -> Place {
+    /// Returns the full record of a job with a cold body.
+    pub fn record_of(&self, key: JobKey) -> RecordRead {
         let job = &self.jobs[key];
         let binlog = self.binlog.as_ref().expect("a cold body is in the binlog");
-        let place = binlog.place(key, &self.tubes[job.tube].name, job.body.full_len());
-        place.expect("the body was made cold because its place is known")
+        let tube = &self.tubes[job.tube].name;
+        let record = binlog.record_of(key, job.id, tube, job.body.full_len());
+        record.expect("the body was made cold because its place is known")
     }
 
-    /// Returns whether the record of a cold body is not at this place any more.
-    pub fn has_moved(&self, key: JobKey, before: RecordRead) -> bool {
-        self.is_cold(key, before.id) && self.place_of(key) != before.place
+    /// Returns the key of the job of a record, if the record is still at its place.
+    fn job_of(&self, read: RecordRead) -> Option<JobKey> {
+        let key = self.jobs.find(read.id)?;
+        (self.jobs[key].body.is_cold() && self.record_of(key) == read).then_some(key)
+    }
+
+    /// Returns whether the record of a job is at another place than before.
+    pub fn has_moved(&self, read: RecordRead) -> bool {
+        self.jobs.find(read.id).is_some() && self.job_of(read).is_none()
+    }
+
+    /// Returns the record of a cold body if that needs no waiting for the disk.
+    pub fn read_now(&mut self, read: RecordRead) -> io::Result<Option<Vec<u8>>> {
+        self.binlog.as_mut().expect("a cold body is in the binlog").read_now(read)
+    }
+
+    /// Returns whether the disk has little enough to do for a read of so many bytes.
+    pub fn may_begin_read(&self, len: u32) -> bool {
+        let begun = &self.body_cache.begun;
+        let bytes: u32 = begun.iter().map(|begun| begun.read.len).sum();
+        let Limits { reads_with_disk, bytes_with_disk, .. } = self.limits;
+        let fits = (bytes as usize).saturating_add(len as usize) <= bytes_with_disk;
+        begun.is_empty() || (begun.len() < reads_with_disk && fits)
     }
 
     /// Begins to read a record. [`Queue::finished_read`] returns it later.
-    pub fn begin_read(&mut self, read: RecordRead) {
-        self.begin_read_for(Reader::Clients, read);
+    pub fn begin_read(&mut self, begun: Begun) {
+        let binlog = self.binlog.as_mut().expect("a cold body is in the binlog");
+        binlog.disk.begin_read(begun.read);
+        self.body_cache.begun.push_back(begun);
     }
 
-    fn begin_read_for(&mut self, reader: Reader, read: RecordRead) {
-        self.body_cache.readers.push_back(reader);
-        self.binlog.as_mut().expect("a place is in the binlog").disk.begin_read(read);
-    }
-
-    /// Returns the record of the oldest read that was begun for clients, once. Those for compaction are moved.
-    pub fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        loop {
-            let reader = *self.body_cache.readers.front()?;
-            let bytes = self.binlog.as_mut()?.disk.finished_read()?;
-            self.body_cache.readers.pop_front();
-            match reader {
-                Reader::Clients => return Some(bytes),
-                Reader::Compaction => self.finish_move(bytes),
-            }
+    /// Returns the oldest read that has ended, once. If compaction waits for it, the record is moved before.
+    pub fn finished_read(&mut self) -> Option<(Begun, io::Result<Vec<u8>>)> {
+        let binlog = self.binlog.as_mut()?;
+        let record = binlog.disk.finished_read()?;
+        let begun = self.body_cache.begun.pop_front().expect("it was begun");
+        if binlog.end_wait(begun.read.id) {
+            self.move_read(begun.read, &record);
+            self.compact();
         }
+        Some((begun, record))
     }
 
-    /// Returns the body of a record that was read for clients.
+    /// Returns the body of a record that was read for a reply, which has memory for it.
     pub fn read_body(
         &mut self,
         read: RecordRead,
-        bytes: io::Result<Vec<u8>>,
+        record: io::Result<Vec<u8>>,
         grant: &mut Grant,
-    ) -> Fetched {
-        let RecordRead { place, id } = read;
-        match bytes {
-            Ok(bytes) => {
+    ) -> io::Result<Rc<ReadBody>> {
+        match record {
+            Ok(record) => {
                 self.body_cache.stats.reads += 1;
-                self.body_cache.unreadable.remove(&id);
-                Fetched::Read(self.body_cache.read_bodies.add(id, bytes, place.body_len, grant))
+                self.body_cache.unreadable.remove(&read.id);
+                Ok(self.body_cache.read_bodies.add(read.id, record, read.body_len, grant))
             }
-            Err(error) if is_passing(&error) => Fetched::NotNow,
             Err(error) => {
-                self.note_unreadable(read, &error);
-                Fetched::Unreadable
+                if !is_passing(&error) {
+                    self.note_unreadable(read, &error);
+                }
+                Err(error)
             }
         }
     }
@@ -371,7 +361,7 @@ impl Queue {
     /// Logs that a body cannot be read, once. If the job is deleted, its record may be gone, and that is no
     /// failure.
     fn note_unreadable(&mut self, read: RecordRead, cause: &io::Error) {
-        let RecordRead { place, id } = read;
+        let id = read.id;
         let Some(key) = self.find(id) else { return };
         let known = &mut self.body_cache.unreadable;
         if known.len() == MOST_UNREADABLE {
@@ -381,7 +371,7 @@ impl Queue {
         let is_new = known.try_reserve(1).is_err() || known.insert(id);
         if is_new || !matches!(self.jobs[key].state, State::Buried(_)) {
             self.body_cache.stats.failures += 1;
-            error!("{place}: the body of job {id} cannot be read: {cause}");
+            error!("{read}: the body of job {id} cannot be read: {cause}");
         }
     }
 
@@ -423,80 +413,76 @@ impl Queue {
             let key = JobKey::from_number(key);
             let job = &self.jobs[key];
             if job.body.is_cold()
-                && let Some(place) = binlog.place(key, &tube.name, job.body.full_len())
+                && let Some(read) = binlog.record_of(key, job.id, &tube.name, job.body.full_len())
             {
-                binlog.read_ahead(place);
+                binlog.disk.will_read(read);
             }
         }
     }
 
     // ---- Moving ----
 
-    /// Reads the record of a cold body for compaction. Returns `None` if it waits for the disk, or if
-    /// the record cannot be read. If the disk has lost the record, the job is lost; otherwise compaction
-    /// waits.
-    pub(super) fn record_to_move(&mut self, key: JobKey, may_wait: bool) -> Option<Vec<u8>> {
-        let place = self.place_of(key);
-        let binlog = self.binlog.as_mut()?;
-        let read = match self.body_cache.moving.take() {
-            _ if may_wait => binlog.read_and_wait(place).map(Some),
-            // One read at a time, also if the job is deleted for which it was begun.
-            Some(Moving::Begun(begun)) => {
-                self.body_cache.moving = Some(Moving::Begun(begun));
-                return None;
-            }
-            Some(Moving::Read(begun, bytes)) if begun == place => bytes.map(Some),
-            Some(Moving::Read(..)) | None => binlog.read_now(place),
-        };
-        match read {
-            Ok(Some(bytes)) => {
-                self.body_cache.unmoved = None;
-                Some(bytes)
-            }
-            Ok(None) => {
-                binlog.set_awaiting_read(true);
-                self.body_cache.moving = Some(Moving::Begun(place));
-                let id = self.jobs[key].id;
-                self.begin_read_for(Reader::Compaction, RecordRead { place, id });
-                None
-            }
-            Err(error) if is_loss(&error) => {
-                self.lose(key, place, &error.to_string());
-                None
-            }
-            Err(error) => {
-                binlog.set_blocked(true);
-                if self.body_cache.unmoved.replace(place.file) != Some(place.file) {
-                    let id = self.jobs[key].id;
-                    warn!(
-                        "{place}: the record of job {id} cannot be read now: {error}; keeping \
-                         binlog.{} until it can",
-                        place.file
-                    );
-                }
-                None
-            }
+    /// Moves the record of a cold body. Returns `false` if it must be read first, which is waited for only if it
+    /// `may_wait`, or cannot be read.
+    pub(super) fn move_cold(&mut self, key: JobKey, may_wait: bool) -> bool {
+        let read = self.record_of(key);
+        let Some(binlog) = &mut self.binlog else { return false };
+        let record =
+            if may_wait { binlog.read_and_wait(read).map(Some) } else { binlog.read_now(read) };
+        if let Some(record) = record.transpose() {
+            return self.move_record(key, read, &record);
+        }
+        binlog.wait_for(read.id);
+        if !self.body_cache.begun.iter().any(|begun| begun.read.id == read.id) {
+            self.begin_read(Begun::new(read));
+        }
+        false
+    }
+
+    /// Moves a record that the disk has read for compaction, if it is still at its place.
+    fn move_read(&mut self, read: RecordRead, record: &io::Result<Vec<u8>>) {
+        if let Some(key) = self.job_of(read)
+            // A record after that of the flush would bring the job back.
+            && !self.is_flushed(&self.jobs[key])
+            && let Some(binlog) = &mut self.binlog
+            && binlog.reserve_move(Owner::Job(key))
+        {
+            self.move_record(key, read, record);
         }
     }
 
-    fn finish_move(&mut self, bytes: io::Result<Vec<u8>>) {
-        self.binlog.iter_mut().for_each(|binlog| binlog.set_awaiting_read(false));
-        if let Some(Moving::Begun(place)) = self.body_cache.moving.take() {
-            self.body_cache.moving = Some(Moving::Read(place, bytes));
+    /// Moves a record that was read. If the disk has lost it, the job is lost; otherwise compaction waits.
+    fn move_record(&mut self, key: JobKey, read: RecordRead, record: &io::Result<Vec<u8>>) -> bool {
+        match record {
+            Ok(record) => {
+                self.body_cache.unmoved = None;
+                self.write_moved(key, Some(&record[(read.len - read.body_len) as usize..]));
+                return true;
+            }
+            Err(error) if is_loss(error) => self.lose(key, read, error),
+            Err(error) => {
+                self.binlog.iter_mut().for_each(|binlog| binlog.set_blocked(true));
+                let RecordRead { id, file, .. } = read;
+                if self.body_cache.unmoved.replace(file) != Some(file) {
+                    warn!(
+                        "{read}: the record of job {id} cannot be read now: {error}; keeping \
+                         binlog.{file} until it can"
+                    );
+                }
+            }
         }
-        self.compact();
+        false
     }
 
     /// Deletes a job whose record cannot be read, so that compaction can go on. The file is kept under
     /// another name.
-    pub(super) fn lose(&mut self, key: JobKey, place: Place, cause: &str) {
+    fn lose(&mut self, key: JobKey, read: RecordRead, cause: &io::Error) {
         // A connection that holds it, or is about to, gives it up before the next step.
         if let Some(holder) = self.jobs[key].state.holder() {
             self.lost = Some((holder, key));
             return;
         }
-        let id = self.jobs[key].id;
-        error!("{place}: the record of job {id} cannot be read: {cause}; the job is lost");
+        error!("{read}: the record of job {} cannot be read: {cause}; the job is lost", read.id);
         self.body_cache.stats.failures += 1;
         let Some(binlog) = &mut self.binlog else { return };
         binlog.note_damage(key);
@@ -555,7 +541,7 @@ fn is_loss(error: &io::Error) -> bool {
 }
 
 /// Returns whether a read fails for a reason that passes: too many open files, or too little memory.
-fn is_passing(error: &io::Error) -> bool {
+pub fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
 }
 

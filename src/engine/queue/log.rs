@@ -210,44 +210,32 @@ impl Queue {
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
     fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
-        let moved = match owner {
-            Owner::Job(key) => self.move_job_in_binlog(key, may_wait),
+        match owner {
+            Owner::Job(key) if self.jobs[key].body.is_cold() => self.move_cold(key, may_wait),
+            Owner::Job(key) => {
+                self.write_moved(key, None);
+                true
+            }
             Owner::KeptKey(key) => {
                 let kept = self.kept_record(key);
-                self.binlog.as_mut().map(|binlog| binlog.move_kept_key(key, &kept))
+                let Some(binlog) = &mut self.binlog else { return false };
+                self.moved_bytes += binlog.move_kept_key(key, &kept);
+                true
             }
-        };
-        self.moved_bytes += usize::try_from(moved.unwrap_or(0)).unwrap_or(usize::MAX);
-        moved.is_some()
+        }
     }
 
-    fn move_job_in_binlog(&mut self, key: JobKey, may_wait: bool) -> Option<u64> {
-        let cold = if self.jobs[key].body.is_cold() {
-            Some(self.record_to_move(key, may_wait)?)
-        } else {
-            None
-        };
+    /// Writes the record of a job again, with a body that was read back or that of the job.
+    pub(super) fn write_moved(&mut self, key: JobKey, body: Option<&[u8]>) {
         let state = self.present_state(key);
-        let binlog = self.binlog.as_mut()?;
+        let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, &self.large_counts, state, self.clock_offset);
-        let body = match &cold {
-            None => self.bodies.bytes(&job.body),
-            Some(record) => {
-                let place = binlog.place(key, tube, job.body.full_len());
-                let place = place.expect("the record was just read there");
-                match record::body_of(record, place.layout, job.id) {
-                    Ok(body) => body,
-                    Err(corruption) => {
-                        self.lose(key, place, &corruption.to_string());
-                        return None;
-                    }
-                }
-            }
-        };
+        let body = body.unwrap_or_else(|| self.bodies.bytes(&job.body));
         let unique = self.unique.record_of(job);
-        Some(binlog.move_to_current(key, &FullRecords { unique, fields, tube, body }))
+        self.moved_bytes +=
+            binlog.move_to_current(key, &FullRecords { unique, fields, tube, body });
     }
 
     /// Returns the present state of a job for a record, and its moment.

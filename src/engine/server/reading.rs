@@ -1,19 +1,19 @@
 //! Continues the replies that wait for memory or for the disk, in the order that
 //! [`reads`](crate::engine::reads) describes.
 //!
-//! When the system has too little memory or too many open files for a read, those of its class wait for
-//! 0.1 s, and replies that wait for longer than 10 s are refused.
+//! When the system has too little memory or too many open files for a read, replies wait for 0.1 s, and
+//! those that wait for longer than 10 s are refused.
 
 use super::Server;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::body_cache::Fetched;
-use crate::engine::queue::read_body::{Grant, ReadBody, ReplyClass};
+use crate::engine::queue::body_cache::{Begun, is_passing};
+use crate::engine::queue::read_body::{ReadBody, ReplyClass};
 use crate::engine::queue::waiters::Wait;
 use crate::engine::reads::{
-    Begun, BodiesFor, BodySource, WORK_PER_BODY, WantedBodies, WantedBody, refuse,
+    BodiesFor, BodySource, WORK_PER_BODY, WantedBodies, WantedBody, forget, refuse,
 };
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
@@ -23,8 +23,6 @@ use std::rc::Rc;
 
 /// Units of work to take a record that the disk has read.
 const WORK_PER_READ: usize = 8;
-/// A longer body takes no more turns than one of this length.
-const MOST_TURN_BYTES: usize = 1024 * 1024;
 /// The time until reads are tried again after one had too little memory.
 const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 /// A reply that has waited for this time is refused when the system has no memory for it. A client that has
@@ -50,9 +48,7 @@ impl<S> Server<S> {
             s.queue.bodies.free_in_steps(record);
         }
         let now = s.moment();
-        for retry_at in &mut s.reads.retry_at {
-            retry_at.take_if(|at| *at <= now);
-        }
+        s.reads.retry_at.take_if(|at| *at <= now);
         self.finish_reads();
         self.start_replies();
         // Replies that were refused have given jobs to workers.
@@ -67,7 +63,7 @@ impl<S> Server<S> {
         let reads = &mut self.store.reads;
         let is_short = |class: ReplyClass| {
             !reads.waiting[class as usize].is_empty()
-                && reads.retry_at[class as usize].is_none()
+                && reads.retry_at.is_none()
                 && (class == ReplyClass::Small || reads.large.is_none())
         };
         if !ReplyClass::ALL.into_iter().any(is_short) {
@@ -110,14 +106,10 @@ impl<S> Server<S> {
 
     /// Refuses those that have waited for too long while the system has no memory.
     fn refuse_impatient(&mut self, class: ReplyClass) {
-        while self.store.reads.retry_at[class as usize].is_some()
+        while self.store.reads.retry_at.is_some()
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
+            && self.store.moment().since(self.wanted(key).asked_at) >= PATIENCE
         {
-            let now = self.store.moment();
-            if now.since(self.wanted(key).asked_at) < PATIENCE {
-                return;
-            }
-            self.store.reads.waiting[class as usize].pop_front();
             self.with(key, |c, s| {
                 let wanted = take_wanted(c);
                 give_up(c, s, &wanted);
@@ -135,98 +127,60 @@ impl<S> Server<S> {
     /// Returns the next connection of this class if there is memory for its reply.
     fn next_to_start(&self, class: ReplyClass) -> Option<ConnKey> {
         let key = *self.store.reads.waiting[class as usize].front()?;
-        let is_retried = self.store.reads.retry_at[class as usize].is_none();
-        (is_retried && self.wanted(key).fits(&self.store)).then_some(key)
+        let may_start = self.store.reads.retry_at.is_none();
+        (may_start && self.wanted(key).fits(&self.store)).then_some(key)
     }
 
-    // ---- Turns ----
+    // ---- Reads ----
 
     /// Begins reads while the disk has few.
     fn begin_reads(&mut self) {
-        let mut skipped = 0;
-        while self.store.reads.begun.len() < self.store.queue.limits.reads_with_disk
-            && skipped < self.store.reads.turns.len()
+        while self.store.queue.may_begin_read(0)
             && let Some(key) = self.store.reads.turns.pop_front()
         {
-            let turn = self.with(key, take_turn).expect("it is removed when it is closed");
-            match turn {
-                Turn::Taken => skipped = 0,
-                Turn::Skipped => {
-                    skipped += 1;
-                    self.store.budget.charge(1);
-                }
-                Turn::DiskIsBusy => return,
+            let has_begun = self.with(key, take_turn).expect("it is removed when it is closed");
+            if !has_begun {
+                return;
             }
         }
     }
-
-    // ---- Ends of reads ----
 
     /// Passes what the disk has read to the replies that wait for it.
     fn finish_reads(&mut self) {
-        while let Some(record) = self.store.queue.finished_read() {
-            let begun = self.store.reads.begun.pop_front().expect("it was begun for clients");
+        while let Some((Begun { read, readers }, record)) = self.store.queue.finished_read() {
             self.store.budget.charge(WORK_PER_READ);
-            if let Some(&(first, _)) = begun.readers.first() {
-                self.finish_read(begun, first, record);
-            } else if let Ok(record) = record {
-                self.store.queue.bodies.free_in_steps(record);
-            }
-        }
-    }
-
-    fn finish_read(
-        &mut self,
-        Begun { job, read, readers }: Begun,
-        first: ConnKey,
-        record: io::Result<Vec<u8>>,
-    ) {
-        // Compaction may have moved the record meanwhile, and its old file may be gone.
-        let fetched = if record.is_err() && self.store.queue.has_moved(job, read) {
-            Fetched::OnDisk(read)
-        } else {
-            let fetched = self.with(first, |c, s| {
+            let Some(&first) = readers.first() else {
+                record.into_iter().for_each(|it| self.store.queue.bodies.free_in_steps(it));
+                continue;
+            };
+            // Compaction may have moved the record meanwhile, and its old file may be gone.
+            let is_gone = record.is_err() && self.store.queue.has_moved(read);
+            let body = self.with(first, |c, s| {
                 let Doing::Bodies(wanted) = &mut c.doing else { return None };
-                let grant = wanted.grant.as_mut().expect("it was granted before its turn");
+                let grant = wanted.grant.as_mut().filter(|_| !is_gone)?;
                 Some(s.queue.read_body(read, record, grant))
             });
-            fetched.flatten().expect("it is removed when it is closed")
-        };
-        for (key, index) in readers {
-            self.with(key, |c, s| take_fetched(c, s, index, job, read, &fetched));
-        }
-        if let Fetched::Read(body) = fetched {
-            self.share(read.id, &body);
-        }
-    }
-
-    /// Replies to the connections that wait for memory, and want nothing but this body.
-    fn share(&mut self, id: u64, body: &Rc<ReadBody>) {
-        for class in ReplyClass::ALL {
-            for _ in 0..self.store.reads.waiting[class as usize].len() {
-                let Some(key) = self.store.reads.waiting[class as usize].pop_front() else { break };
-                if !matches!(&self.wanted(key).bodies[..], [one] if one.id == id) {
-                    self.store.reads.waiting[class as usize].push_back(key);
-                    continue;
-                }
+            for key in readers {
                 self.with(key, |c, s| {
-                    if let Doing::Bodies(wanted) = &mut c.doing {
-                        wanted.bodies[0].source = BodySource::Read(Rc::clone(body));
-                    }
-                    start_reply(c, s);
+                    let mut wanted = take_wanted(c);
+                    let next = wanted.next().expect("the disk has read for it");
+                    let body = body.as_ref().and_then(Option::as_ref);
+                    let can_go_on =
+                        body.is_none_or(|body| take_body(c, s, &mut wanted.bodies[next], body));
+                    if can_go_on { go_on(c, s, wanted) } else { retry_later(c, s, wanted) }
                 });
             }
         }
     }
 }
 
-/// What became of the turn of a connection.
-enum Turn {
-    Taken,
-    /// There is no memory for its read now.
-    Skipped,
-    /// The disk has enough to do.
-    DiskIsBusy,
+/// What a reply needs for its next body.
+enum Next {
+    /// Nothing: it has the body, or goes without it.
+    Nothing,
+    Read(RecordRead),
+    /// More memory.
+    Memory,
 }
 
 fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
@@ -240,173 +194,135 @@ fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     s.budget.charge(WORK_PER_BODY * wanted.bodies.len());
-    let mut grant = s.queue.body_cache.read_bodies.grant(wanted.cold_bytes, wanted.class);
-    for one in &mut wanted.bodies {
-        if matches!(one.source, BodySource::Disk) {
-            fetch(c, s, one, &mut grant);
+    let WantedBodies { cold_bytes, class, .. } = *wanted;
+    let read_bodies = &s.queue.body_cache.read_bodies;
+    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, class));
+    for index in 0..wanted.bodies.len() {
+        if matches!(wanted.bodies[index].source, BodySource::Disk)
+            && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
+        {
+            return retry_later(c, s, wanted);
         }
     }
-    wanted.grant = Some(grant);
-    wanted.turn_bytes = s.queue.limits.read_turn_bytes;
     go_on(c, s, wanted);
 }
 
-/// Sets where a reply gets a body from. Returns the read if the disk must be asked for it.
-fn fetch(
+/// Sets where a reply gets a body from, if that needs no waiting for the disk.
+fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Next {
+    let one = &mut wanted.bodies[index];
+    if !s.queue.is_cold(one.job, one.id) {
+        one.source = BodySource::Job;
+        return Next::Nothing;
+    }
+    if let Some(body) = s.queue.body_cache.read_bodies.find(one.id) {
+        one.source = BodySource::Read(body);
+        return Next::Nothing;
+    }
+    let read = s.queue.record_of(one.job);
+    let Some(record) = s.queue.read_now(read).transpose() else { return Next::Read(read) };
+    let grant = wanted.grant.as_mut().expect("it was granted before");
+    let body = s.queue.read_body(read, record, grant);
+    if take_body(c, s, one, &body) { Next::Nothing } else { Next::Memory }
+}
+
+/// Gives a reply the body that was read for it. A job is buried whose body cannot be read. Returns `false` if it
+/// can be read later.
+fn take_body(
     c: &mut Conn,
     s: &mut Store,
     one: &mut WantedBody,
-    grant: &mut Grant,
-) -> Option<RecordRead> {
-    one.source = match s.queue.fetch(one.job, one.id, grant) {
-        Fetched::InJob => BodySource::Job,
-        Fetched::Read(body) => BodySource::Read(body),
-        Fetched::Unreadable => {
+    body: &io::Result<Rc<ReadBody>>,
+) -> bool {
+    one.source = match body {
+        Ok(body) => BodySource::Read(Rc::clone(body)),
+        Err(error) if is_passing(error) => return false,
+        Err(_) => {
             s.queue.bury_unreadable(&mut c.client, one.job, one.id, s.moment());
             BodySource::Nowhere
         }
-        Fetched::NotNow => {
-            retry_later(s, grant.class());
-            BodySource::Disk
-        }
-        Fetched::OnDisk(read) => return Some(read),
     };
-    None
+    true
 }
 
-/// Begins no read of this class for 0.1 s, because there was no memory for one.
-fn retry_later(s: &mut Store, class: ReplyClass) {
-    s.reads.retry_at[class as usize] = Some(s.moment() + RETRY_PAUSE);
+/// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
+fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
+    s.reads.retry_at = Some(s.moment() + RETRY_PAUSE);
+    s.reads.waiting[wanted.class as usize].push_front(c.key);
+    c.doing = Doing::Bodies(wanted);
 }
 
-/// Lets a connection wait for its next turn or for the disk, or replies.
+/// Lets a connection wait for its next turn, or replies.
 fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    let is_on_disk = |one: &WantedBody| matches!(one.source, BodySource::Disk);
-    if !wanted.has_turn {
-        let rest = &wanted.bodies[wanted.next..];
-        wanted.next += rest.iter().position(is_on_disk).unwrap_or(rest.len());
-        if wanted.next == wanted.bodies.len() && wanted.reading == 0 {
-            want_evicted(s, &mut wanted);
-        }
+    if wanted.next().is_none() {
+        want_evicted(s, &mut wanted);
     }
-    if wanted.next < wanted.bodies.len() && !wanted.has_turn {
-        wanted.has_turn = true;
-        s.reads.turns.push_back(c.key);
-    }
-    if !wanted.has_turn && wanted.reading == 0 {
+    if wanted.next().is_none() {
         s.reads.large.take_if(|large| *large == c.key);
         return finish_reply(c, s, *wanted);
     }
     if wanted.class == ReplyClass::Large {
         s.reads.large = Some(c.key);
     }
-    wanted.has_waited = true;
+    s.reads.turns.push_back(c.key);
     c.doing = Doing::Bodies(wanted);
 }
 
 /// Reads bodies that have become cold while others were read.
 fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
-    for (index, one) in wanted.bodies.iter_mut().enumerate().rev() {
+    for one in &mut wanted.bodies {
         if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
             one.source = BodySource::Disk;
-            wanted.next = index;
-            let grant = wanted.grant.as_mut().expect("it was granted before its turn");
+            let grant = wanted.grant.as_mut().expect("it was granted before");
             grant.extend(s.queue.jobs[one.job].body.full_len());
         }
     }
 }
 
-/// Begins the next read of the connection whose turn it is.
-fn take_turn(c: &mut Conn, s: &mut Store) -> Turn {
+/// Begins the next read of the connection whose turn it is, or joins one that was begun. Returns `false` if
+/// the disk has enough to do.
+fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     let mut wanted = take_wanted(c);
-    if s.reads.retry_at[wanted.class as usize].is_some() {
-        if s.moment().since(wanted.asked_at) >= PATIENCE {
-            give_up(c, s, &wanted);
-            return Turn::Taken;
-        }
-        s.reads.turns.push_back(c.key);
+    let next = wanted.next().expect("it has turns until all bodies are read");
+    let id = wanted.bodies[next].id;
+    let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
+    let has_joined = match begun {
+        Some(begun) => begun.join(c.key).is_ok(),
+        // Another connection may have read it, and the system may have read ahead.
+        None => match fetch(c, s, &mut wanted, next) {
+            Next::Nothing => {
+                go_on(c, s, wanted);
+                return true;
+            }
+            Next::Memory => false,
+            Next::Read(read) if !s.queue.may_begin_read(read.len) => {
+                s.reads.turns.push_front(c.key);
+                c.doing = Doing::Bodies(wanted);
+                return false;
+            }
+            Next::Read(read) => {
+                let mut begun = Begun::new(read);
+                let has_joined = begun.join(c.key).is_ok();
+                if has_joined {
+                    s.queue.begin_read(begun);
+                }
+                has_joined
+            }
+        },
+    };
+    if has_joined {
         c.doing = Doing::Bodies(wanted);
-        return Turn::Skipped;
+    } else {
+        retry_later(c, s, wanted);
     }
-    if !begin_one(c, s, &mut wanted) {
-        s.reads.turns.push_front(c.key);
-        c.doing = Doing::Bodies(wanted);
-        return Turn::DiskIsBusy;
-    }
-    wanted.has_turn = false;
-    go_on(c, s, wanted);
-    Turn::Taken
+    true
 }
 
 /// Refuses a reply that has waited for too long.
 fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
-    s.reads.remove(c.key);
+    forget(s, c.key);
     let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
     let answer = refuse(c, s, wanted.reply, jobs);
     c.answer_later(s, answer);
-}
-
-/// Begins the next read for a connection, unless it has used up its turn. Returns `false` if the disk has
-/// enough to do, or there is no memory to wait for it.
-fn begin_one(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies) -> bool {
-    let index = wanted.next;
-    let WantedBody { job, id, .. } = wanted.bodies[index];
-    if let Some(begun) = s.reads.begun.iter_mut().find(|begun| begun.read.id == id) {
-        let has_joined = wanted.join(c.key, &mut begun.readers);
-        if !has_joined {
-            retry_later(s, wanted.class);
-        }
-        return has_joined;
-    }
-    let grant = wanted.grant.as_mut().expect("it was granted before its turn");
-    // Another connection may have read it, and the system may have read ahead.
-    let Some(read) = fetch(c, s, &mut wanted.bodies[index], grant) else { return true };
-    let len = read.place.len as usize;
-    let cost = len.min(MOST_TURN_BYTES);
-    if cost > wanted.turn_bytes {
-        wanted.turn_bytes += s.queue.limits.read_turn_bytes;
-        return true;
-    }
-    let with_disk = s.reads.begun_bytes();
-    if with_disk > 0 && with_disk + len > s.queue.limits.bytes_with_disk {
-        return false;
-    }
-    let mut readers = Vec::new();
-    if !wanted.join(c.key, &mut readers) {
-        retry_later(s, wanted.class);
-        return false;
-    }
-    wanted.turn_bytes -= cost;
-    s.queue.begin_read(read);
-    s.reads.begun.push_back(Begun { job, read, readers });
-    true
-}
-
-/// Takes what a read for a connection has brought.
-fn take_fetched(
-    c: &mut Conn,
-    s: &mut Store,
-    index: usize,
-    job: crate::engine::keys::JobKey,
-    read: RecordRead,
-    fetched: &Fetched,
-) {
-    let mut wanted = take_wanted(c);
-    wanted.reading -= 1;
-    let source = &mut wanted.bodies[index].source;
-    match fetched {
-        Fetched::Read(body) => *source = BodySource::Read(Rc::clone(body)),
-        Fetched::Unreadable | Fetched::InJob => {
-            s.queue.bury_unreadable(&mut c.client, job, read.id, s.moment());
-            *source = BodySource::Nowhere;
-        }
-        Fetched::NotNow => {
-            retry_later(s, wanted.class);
-            wanted.next = wanted.next.min(index);
-        }
-        Fetched::OnDisk(_) => wanted.next = wanted.next.min(index),
-    }
-    go_on(c, s, wanted);
 }
 
 /// Replies with the bodies that could be read. A job that the client has reserved may have come back
@@ -414,7 +330,7 @@ fn take_fetched(
 fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     let now = s.moment();
     let reply = wanted.reply;
-    let has_waited = wanted.has_waited || wanted.asked_at < now;
+    let has_waited = wanted.asked_at < now;
     if has_waited {
         s.queue.note_wait(now.since(wanted.asked_at));
     }
