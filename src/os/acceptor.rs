@@ -40,8 +40,8 @@ pub struct Acceptor {
     retry_at: Nanos,
     /// The connection limit was reached since a connection was last closed.
     is_full: bool,
-    /// When to log a warning if a connection still waits at the connection limit.
-    limit_check_at: Option<Nanos>,
+    /// When to log a warning if a connection still waits at the connection limit; never below the limit.
+    limit_check_at: Nanos,
     warned_at: Option<Nanos>,
 }
 
@@ -82,7 +82,7 @@ impl Acceptor {
             failures: 0,
             retry_at: Nanos::ZERO,
             is_full: false,
-            limit_check_at: None,
+            limit_check_at: Nanos::NEVER,
             warned_at: None,
         })
     }
@@ -99,21 +99,21 @@ impl Acceptor {
     pub fn on_close(&mut self) {
         self.retry_at = Nanos::ZERO;
         if std::mem::take(&mut self.is_full) {
-            self.limit_check_at = None;
+            self.limit_check_at = Nanos::NEVER;
             self.listeners.iter_mut().for_each(|listener| listener.is_ready = true);
         }
     }
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Nanos {
         let is_ready = self.listeners.iter().any(|listener| listener.is_ready);
-        let due = if is_ready { Some(Nanos::ZERO) } else { self.limit_check_at };
-        due.map(|due| due.max(self.retry_at))
+        let due = if is_ready { Nanos::ZERO } else { self.limit_check_at };
+        due.max(self.retry_at)
     }
 
     /// Returns whether [`Acceptor::accept`] has something to do.
     pub fn is_due(&self, now: Nanos) -> bool {
-        self.next_due().is_some_and(|due| due <= now)
+        self.next_due() <= now
     }
 
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
@@ -163,16 +163,14 @@ impl Acceptor {
 
     fn at_limit(&mut self, open: usize, now: Nanos) {
         self.is_full = true;
-        match self.limit_check_at {
-            None => self.limit_check_at = Some(now + WARN_AFTER),
-            Some(due) if due <= now => {
-                self.limit_check_at = None;
-                if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
-                    let why = "as many as --max-connections allows; others wait until one closes";
-                    self.warn(format_args!("{open} are open, {why}"), now);
-                }
+        if self.limit_check_at == Nanos::NEVER {
+            self.limit_check_at = now + WARN_AFTER;
+        } else if self.limit_check_at <= now {
+            self.limit_check_at = Nanos::NEVER;
+            if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
+                let why = "as many as --max-connections allows; others wait until one closes";
+                self.warn(format_args!("{open} are open, {why}"), now);
             }
-            Some(_) => {}
         }
         // The next connection is a new event, and closing one marks all of them as ready again.
         self.listeners.iter_mut().for_each(|listener| listener.is_ready = false);

@@ -234,11 +234,11 @@ impl EventLoop {
         if self.server.is_busy() {
             return Some(Duration::ZERO);
         }
-        let due = self.acceptor.next_due().into_iter().chain(self.monitor.next_due());
+        let mut next = self.due.min(self.acceptor.next_due()).min(self.monitor.next_due());
         // There is no event when etcd does not acknowledge changes for some time.
-        let is_waiting = self.membership.is_some() && !self.server.is_acknowledged();
-        let look = is_waiting.then(|| self.now + LOOK_INTERVAL);
-        let next = due.chain(look).fold(self.due, Nanos::min);
+        if self.membership.is_some() && !self.server.is_acknowledged() {
+            next = next.min(self.now + LOOK_INTERVAL);
+        }
         if next == Nanos::NEVER {
             return None;
         }

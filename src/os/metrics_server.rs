@@ -99,17 +99,17 @@ impl MetricsServer {
     }
 
     /// Returns when [`MetricsServer::turn`] has something to do without an event.
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Nanos {
         if self.conns.is_empty() {
             return self.acceptor.next_due();
         }
         let mut sockets = self.conns.iter().map(|(_, socket)| socket);
         if sockets.any(|socket| socket.conn.wants_slice() || socket.can_go_on()) {
-            return Some(Nanos::ZERO);
+            return Nanos::ZERO;
         }
         let deadlines = self.conns.iter().map(|(_, socket)| socket.conn.deadline());
-        let accept = self.acceptor.next_due().map(|due| due.max(self.has_room_at()));
-        deadlines.chain(accept).min()
+        let accept = self.acceptor.next_due().max(self.has_room_at());
+        deadlines.fold(accept, Nanos::min)
     }
 
     fn poll_events(&mut self) -> io::Result<()> {

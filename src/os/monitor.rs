@@ -65,8 +65,7 @@ impl Monitor {
                 self.measurements.update(server, now);
             }
             metrics_server.turn(ServerState::Serving(server, &self.measurements), now)?;
-            let due = metrics_server.next_due().unwrap_or(Nanos::NEVER);
-            self.metrics_due = due.min(self.measurements.next_due());
+            self.metrics_due = metrics_server.next_due().min(self.measurements.next_due());
         }
         Ok(())
     }
@@ -79,13 +78,13 @@ impl Monitor {
     }
 
     /// Returns when [`Monitor::update`] has something to do without an event.
-    pub fn next_due(&self) -> Option<Nanos> {
-        self.notifier.next_due().into_iter().chain([self.metrics_due]).min()
+    pub fn next_due(&self) -> Nanos {
+        self.metrics_due.min(self.notifier.next_due())
     }
 
     /// Returns when a server that stands by has something to do without an event.
-    pub fn next_standby_due(&self) -> Option<Nanos> {
-        let metrics = self.metrics_server.as_ref().and_then(MetricsServer::next_due);
-        [self.notifier.next_due(), metrics].into_iter().flatten().min()
+    pub fn next_standby_due(&self) -> Nanos {
+        let metrics = self.metrics_server.as_ref().map_or(Nanos::NEVER, MetricsServer::next_due);
+        metrics.min(self.notifier.next_due())
     }
 }

@@ -105,8 +105,9 @@ impl Notifier {
     }
 
     /// Returns when the next message is due without an event.
-    pub fn next_due(&self) -> Option<Nanos> {
-        self.0.as_ref().and_then(|(_, schedule)| schedule.next_due())
+    pub fn next_due(&self) -> Nanos {
+        let schedule = self.0.as_ref().map(|(_, schedule)| schedule);
+        schedule.and_then(NotifySchedule::next_due).unwrap_or(Nanos::NEVER)
     }
 
     /// Reports that the server stops.

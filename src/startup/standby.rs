@@ -40,8 +40,8 @@ impl Start<'_> {
             let state = ServerState::StandingBy(leader.as_deref());
             self.monitor.answer(state, now).map_err(cannot_wait)?;
             let due = self.monitor.next_standby_due();
-            let until = |due: Nanos| Duration::from_nanos(due.since(self.clock.now()).as_nanos());
-            match poll.poll(&mut events, due.map(until)) {
+            let until = || Duration::from_nanos(due.since(self.clock.now()).as_nanos());
+            match poll.poll(&mut events, (due != Nanos::NEVER).then(until)) {
                 Err(error) if error.kind() != ErrorKind::Interrupted => {
                     return Err(cannot_wait(error).into());
                 }

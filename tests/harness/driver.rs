@@ -770,7 +770,7 @@ impl HttpSockets {
         self.0.turn(Subject::Serving(driver).state(), driver.now).expect("it can poll");
     }
 
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Nanos {
         self.0.next_due()
     }
 }
