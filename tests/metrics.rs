@@ -212,6 +212,7 @@ fn the_page_has_the_body_cache_and_its_reads() {
     assert!(site.ask("").starts_with("FOUND 3 28\r\n"));
     disk.faults().of_reads.push_back(ReadFault::FlippedBit);
     site.ask("peek 4\r\n");
+    site.driver.now = site.driver.now + Nanos::from_nanos(5_000);
     assert_eq!(site.ask(""), "NOT_FOUND\r\n");
 
     let page = site.body("/metrics", TEXT);
@@ -222,7 +223,7 @@ fn the_page_has_the_body_cache_and_its_reads() {
     };
     let lines: Vec<&str> = page.lines().filter(is_of_cache).collect();
     insta::assert_snapshot!("metrics-of-the-body-cache", site.redacted(&lines.join("\n")));
-    // The third read has waited too, for nothing.
+    // The third read has waited too, for 5 us and for nothing.
     let wait = |le: &str| format!("\nbeanstalkd_body_wait_seconds_bucket{{le=\"{le}\"}}");
     assert!(page.contains(&(wait("0.5") + " 1")) && page.contains(&(wait("1") + " 2")));
     let pages = ["/?sort=cold", "/tube/mail"].map(|path| site.body(path, TEXT)).concat();
