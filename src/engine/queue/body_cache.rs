@@ -308,7 +308,7 @@ impl Queue {
         self.binlog.as_mut().expect("a cold body is in the binlog").read_now(read)
     }
 
-    /// Returns whether the disk has little enough to do for a read of so many bytes.
+    /// Returns whether the disk may be asked for one more record, of so many bytes.
     pub fn may_begin_read(&self, len: u32) -> bool {
         let begun = &self.body_cache.begun;
         let bytes: u32 = begun.iter().map(|begun| begun.read.len).sum();
@@ -408,14 +408,11 @@ impl Queue {
 
     /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
-        let (Some(binlog), tube) = (&mut self.binlog, &self.tubes[tube]) else { return };
-        for key in tube.ready.first_keys(AHEAD, &self.jobs) {
+        for key in self.tubes[tube].ready.first_keys(AHEAD, &self.jobs) {
             let key = JobKey::from_number(key);
-            let job = &self.jobs[key];
-            if job.body.is_cold()
-                && let Some(read) = binlog.record_of(key, job.id, &tube.name, job.body.full_len())
-            {
-                binlog.disk.will_read(read);
+            if self.jobs[key].body.is_cold() {
+                let read = self.record_of(key);
+                self.binlog.iter_mut().for_each(|binlog| binlog.disk.will_read(read));
             }
         }
     }
