@@ -12,7 +12,7 @@ use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
-use crate::engine::text;
+use crate::engine::text::{self, Grouped};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
@@ -334,34 +334,21 @@ impl fmt::Display for StatusLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StatusLine { ready, reserved, delayed, buried, connections, is_draining } = *self;
         let jobs = ready + reserved + delayed + buried;
-        write!(f, "{} {}", grouped(jobs), if jobs == 1 { "job" } else { "jobs" })?;
+        write!(f, "{} {}", Grouped(jobs), if jobs == 1 { "job" } else { "jobs" })?;
         let mut before = " (";
         for (count, state) in
             [(ready, "ready"), (reserved, "reserved"), (delayed, "delayed"), (buried, "buried")]
         {
             if count > 0 {
-                write!(f, "{before}{} {state}", grouped(count))?;
+                write!(f, "{before}{} {state}", Grouped(count))?;
                 before = ", ";
             }
         }
         f.write_str(if jobs > 0 { "), " } else { ", " })?;
         let noun = if connections == 1 { "connection" } else { "connections" };
-        write!(f, "{} {noun}", grouped(connections as u64))?;
+        write!(f, "{} {noun}", Grouped(connections as u64))?;
         f.write_str(if is_draining { ", draining" } else { "" })
     }
-}
-
-/// Returns `number` with commas between groups of three digits.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -388,7 +375,7 @@ mod tests {
         );
         let numbers = [(0, "0"), (999, "999"), (100_000, "100,000"), (1_234_567, "1,234,567")];
         for (number, text) in numbers {
-            assert_eq!(grouped(number), text);
+            assert_eq!(Grouped(number).to_string(), text);
         }
     }
 }
