@@ -55,9 +55,11 @@ pub fn all() -> Vec<Scenario> {
             all.push(steady(&name, connections, &flags, Load { batch, ..Load::cycle() }));
         }
     }
-    for (prefix, flags, has_limit) in
-        [("instructions", "", true), ("instructions-binlog", "-b DIR -F", false)]
-    {
+    for (prefix, flags, has_limit) in [
+        ("instructions", "", true),
+        ("instructions-metrics", "--metrics METRICS", false),
+        ("instructions-binlog", "-b DIR -F", false),
+    ] {
         for (clients, connections, batch) in CLIENTS {
             let load = Load { batch, ..Load::cycle() };
             let scenario = instructions(&format!("{prefix}-{clients}"), connections, flags, load);
