@@ -144,7 +144,7 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
         warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
     }
     let clock = Clock::start();
-    let monitor = Monitor::new(Notifier::from_environment(clock.now()), metrics);
+    let monitor = Monitor::new(Notifier::from_environment(), metrics);
     let start = Start { options, user, signals, monitor, clock };
     match start.event_loop(listeners, directory) {
         Ok(event_loop) => event_loop.run(),

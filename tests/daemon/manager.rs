@@ -81,7 +81,7 @@ fn the_service_manager_receives_the_status_of_the_server() {
     client.expect(PUT, "INSERTED 1");
     daemon.signal(Signal::USR1);
     let status = "STATUS=1 job (1 ready), 1 connection, draining";
-    assert_eq!(manager.wait_for(status), status);
+    assert_eq!(manager.wait_for(status), format!("READY=1\n{status}"));
     daemon.stop();
     manager.expect(STOPPING);
 }
