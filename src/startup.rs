@@ -11,8 +11,6 @@
 //! With a binlog in etcd the sockets for clients are bound when this server leads: a client must not
 //! connect to one that stands by.
 
-mod standby;
-
 use crate::engine::binlog::Syncing;
 use crate::engine::binlog::disk::Disk;
 use crate::engine::collections::slab::PAGE_BYTES;
@@ -21,18 +19,18 @@ use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::{Recovered, ReplayError};
 use crate::engine::server::Server;
+use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
-use crate::os::event_loop::{EventLoop, LoopWakers};
+use crate::os::event_loop::EventLoop;
 use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, EXIT_REFUSED, Failure, remedy};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
-use crate::os::membership::{self, Duty, Membership};
+use crate::os::membership::{self, Duty, Membership, Standing};
 use crate::os::metrics_server::MetricsServer;
-use crate::os::monitor::Monitor;
-use crate::os::notify::Notifier;
+use crate::os::notify::Status;
+use crate::os::poller::{Poller, cannot_wait};
 use crate::os::resolve;
-use crate::os::sys::clock::Clock;
 use crate::os::sys::signals::{Signals, Stop};
 use crate::os::sys::user::{self, Identity};
 use crate::os::sys::{files, machine, memory};
@@ -54,31 +52,10 @@ pub const EXIT_USAGE: u8 = 5;
 /// The descriptors of any server: for events, signals, time, two sockets to listen on, messages to the
 /// service manager, reading `/proc`, and a few clients.
 const LEAST_DESCRIPTORS: usize = 12;
-/// For events, two sockets to listen on, and two clients.
-const DESCRIPTORS_FOR_METRICS: usize = 5;
+/// For two sockets to listen on, and two clients.
+const DESCRIPTORS_FOR_METRICS: usize = 4;
 /// For connections to the nodes, name resolution and events.
 const DESCRIPTORS_FOR_ETCD: usize = 16;
-
-/// What a server has before it serves.
-struct Start<'o> {
-    options: &'o Options,
-    user: Option<Identity>,
-    signals: Signals,
-    monitor: Monitor,
-    clock: Clock,
-}
-
-/// Why a start has ended before the first client.
-enum Ended {
-    Stopped(Stop),
-    Failed(Failure),
-}
-
-impl From<Failure> for Ended {
-    fn from(failure: Failure) -> Ended {
-        Ended::Failed(failure)
-    }
-}
 
 /// Starts the server, and serves until a signal stops it, which is returned. `machine` is set up too, if this
 /// is its first process.
@@ -133,108 +110,128 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
         Ok::<_, Failure>(listeners)
     };
     let listeners = open("listening on", &options.listen, early)?;
-    let metrics = options.metrics.as_ref().zip(early_metrics).map(|(at, early)| {
-        let listeners = open("serving metrics on", at, early)?;
-        MetricsServer::new(listeners, options.metrics_tubes).map_err(cannot_wait)
-    });
-    let metrics = metrics.transpose()?;
+    let metrics = options.metrics.as_ref().zip(early_metrics);
+    let metrics = metrics.map(|(at, early)| open("serving metrics on", at, early)).transpose()?;
     if let (Some(name), Some(identity)) = (&options.user, user)
         && !user::become_user(identity).map_err(cannot_become(name))?
     {
         warn!("-u {name}: cannot drop supplementary groups: only root may; keeping them");
     }
-    let clock = Clock::start();
-    let monitor = Monitor::new(Notifier::from_environment(), metrics);
-    let start = Start { options, user, signals, monitor, clock };
-    match start.event_loop(listeners, directory) {
-        Ok(event_loop) => event_loop.run(),
-        Err(Ended::Stopped(stop)) => Ok(stop),
-        Err(Ended::Failed(failure)) => Err(failure),
+    let mut poller = Poller::new(signals, Limits::DEFAULT.events_per_iteration)
+        .map_err(Failure::of_system("poll for events"))?;
+    if let Some(listeners) = metrics {
+        let server = MetricsServer::new(listeners, options.metrics_tubes, poller.registry());
+        poller.metrics = Some(server.map_err(cannot_wait)?);
+    }
+    serve(options, poller, listeners, directory, user)
+}
+
+/// Recovers the jobs, as soon as this server leads its cluster, and serves them. A stop signal ends that
+/// earlier.
+fn serve(
+    options: &Options,
+    mut poller: Poller,
+    mut listeners: Vec<Socket>,
+    directory: Option<Directory>,
+    user: Option<Identity>,
+) -> Result<Stop, Failure> {
+    let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
+    let facts = ProcessInfo { max_connections, ..facts(poller.now) };
+    let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
+    if options.metrics.is_some() {
+        server.count_outcomes();
+    }
+    let mut membership = None;
+    if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
+        let member = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;
+        member.set_waker(poller.waker().map_err(cannot_wait)?);
+        if let Some(stop) = wait_to_lead(&mut poller, &member, etcd)? {
+            return Ok(stop);
+        }
+        listeners = listen::open(&options.listen, user)?;
+        log_listeners("listening on", &listeners);
+        // The disk keeps the order of changes, and a reply waits for them.
+        let recovered = recover(&mut poller, &mut server, &etcd.url, member.disk(), Syncing::Never);
+        // Nothing can be read or written after the lease has ended, or if etcd has lost something.
+        member.check().map_err(cannot_lead(etcd))?;
+        recovered?;
+        membership = Some(member);
+    }
+    if let (Some(BinlogPlace::Directory(path)), Some(mut directory)) = (&options.binlog, directory)
+    {
+        if options.settings.body_cache_bytes.is_some() {
+            let waker = directory.start_threads().map_err(Failure::of_system("start a thread"))?;
+            waker.set(poller.waker().map_err(cannot_wait)?);
+        }
+        let disk = Box::new(directory);
+        recover(&mut poller, &mut server, &path.display(), disk, options.fsync)?;
+    }
+    if let Some(stop) = poller.stop {
+        return Ok(stop);
+    }
+    server.set_tool_server(listeners.first().and_then(tool_server));
+    EventLoop::new(poller, server, listeners, options.max_connections, membership)
+        .map_err(cannot_wait)?
+        .run()
+}
+
+/// Waits until this server leads. Meanwhile it answers health checks, and notifies the service manager. Returns
+/// the signal that has ended that.
+fn wait_to_lead(
+    poller: &mut Poller,
+    membership: &Membership,
+    etcd: &EtcdOptions,
+) -> Result<Option<Stop>, Failure> {
+    // A signal may have arrived before.
+    let mut due = Nanos::ZERO;
+    loop {
+        let leader = match membership.standing().map_err(cannot_lead(etcd))? {
+            Standing::Leader => return Ok(None),
+            Standing::Undecided => None,
+            Standing::Standby(leader) => Some(leader),
+        };
+        let leads = |leader| format!("standing by: {leader} leads");
+        let status = leader.as_ref().map_or_else(|| "waiting for etcd".to_owned(), leads);
+        poller.notifier.update(poller.now, || Status::StandingBy(status));
+        if !poller.go_on_starting(due, ServerState::StandingBy(leader.as_deref()))? {
+            return Ok(poller.stop);
+        }
+        due = poller.next_due();
     }
 }
 
-impl Start<'_> {
-    /// Recovers the jobs, as soon as this server leads its cluster. Returns the loop that serves them.
-    fn event_loop(
-        mut self,
-        mut listeners: Vec<Socket>,
-        directory: Option<Directory>,
-    ) -> Result<EventLoop, Ended> {
-        let options = self.options;
-        let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
-        let facts = ProcessInfo { max_connections, ..facts(&self.clock) };
-        let mut server = Server::new(options.settings, Limits::DEFAULT, facts, self.clock.now());
-        if options.metrics.is_some() {
-            server.count_outcomes();
+/// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
+/// unchanged.
+fn recover(
+    poller: &mut Poller,
+    server: &mut Server<Socket>,
+    place: &dyn Display,
+    disk: Box<dyn Disk>,
+    syncing: Syncing,
+) -> Result<(), Failure> {
+    let failed = |error: ReplayError| {
+        let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
+        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
+    };
+    let begun_at = poller.read_clock();
+    let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
+    while let Some(file) = replay.next_file() {
+        if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
+            return Ok(());
         }
-        let mut wakers = LoopWakers { membership: None, disk: None };
-        if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
-            let membership = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;
-            self.wait_to_lead(&membership, etcd)?;
-            listeners = listen::open(&options.listen, self.user)?;
-            log_listeners("listening on", &listeners);
-            // The disk keeps the order of changes, and a reply waits for them.
-            let disk = membership.disk();
-            let recovered = self.recover(&mut server, &etcd.url, disk, Syncing::Never);
-            // Nothing can be read or written after the lease has ended, or if etcd has lost something.
-            membership.check().map_err(cannot_lead(etcd))?;
-            recovered?;
-            wakers.membership = Some(membership);
-        }
-        if let (Some(BinlogPlace::Directory(path)), Some(mut directory)) =
-            (&options.binlog, directory)
-        {
-            if options.settings.body_cache_bytes.is_some() {
-                let started = directory.start_threads();
-                wakers.disk = Some(started.map_err(Failure::of_system("start a thread"))?);
-            }
-            self.recover(&mut server, &path.display(), Box::new(directory), options.fsync)?;
-        }
-        server.set_tool_server(listeners.first().and_then(tool_server));
-        let Start { signals, monitor, clock, .. } = self;
-        let most = options.max_connections;
-        Ok(EventLoop::new(server, clock, signals, monitor, listeners, most, wakers)
-            .map_err(cannot_wait)?)
+        poller.notifier.reading(file, poller.now);
+        replay.read_file().map_err(failed)?;
     }
-
-    /// Recovers the jobs from the binlog. A stop signal ends that between two files, and leaves the files
-    /// unchanged.
-    fn recover(
-        &mut self,
-        server: &mut Server<Socket>,
-        place: &dyn Display,
-        disk: Box<dyn Disk>,
-        syncing: Syncing,
-    ) -> Result<(), Ended> {
-        let failed = |error: ReplayError| {
-            let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
-            Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
-        };
-        let begun_at = self.clock.now();
-        let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
-        while let Some(file) = replay.next_file() {
-            self.check_stop()?;
-            let now = self.clock.now();
-            self.monitor.notifier.reading(file, now);
-            self.monitor.answer(ServerState::Starting, now).map_err(cannot_wait)?;
-            replay.read_file().map_err(failed)?;
-        }
-        self.check_stop()?;
-        let recovered = replay.finish(self.clock.now()).map_err(failed)?;
-        let Recovered { jobs, files, used_bytes, .. } = recovered;
-        let took_ms = self.clock.now().since(begun_at).as_nanos() / 1_000_000;
-        info!(
-            "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
-        );
-        Ok(())
+    if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
+        return Ok(());
     }
-
-    /// Ends the start if a stop signal has arrived.
-    fn check_stop(&mut self) -> Result<(), Ended> {
-        let Some(stop) = self.signals.pending_stop() else { return Ok(()) };
-        self.monitor.notifier.stopping();
-        Err(Ended::Stopped(stop))
-    }
+    let recovered = replay.finish(poller.now).map_err(failed)?;
+    let Recovered { jobs, files, used_bytes, .. } = recovered;
+    let took_ms = poller.read_clock().since(begun_at).as_nanos() / 1_000_000;
+    info!(
+        "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"
+    );
+    Ok(())
 }
 
 /// Fails if the limit of open files is too low for the flags: the server would not answer.
@@ -292,10 +289,6 @@ fn exit_code_of_replay(error: &ReplayError) -> u8 {
     }
 }
 
-fn cannot_wait(error: io::Error) -> Failure {
-    Failure::of_system("poll for events")(error)
-}
-
 fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(membership::Failure) -> Failure + '_ {
     |error| Failure::new(error.exit_code(), format!("-b {}: {error}", etcd.url))
 }
@@ -343,7 +336,7 @@ fn tool_server(listener: &Socket) -> Option<String> {
     }
 }
 
-fn facts(clock: &Clock) -> ProcessInfo {
+fn facts(started_at: Nanos) -> ProcessInfo {
     let [hostname, os_version, platform] = machine::uname();
     ProcessInfo {
         pid: std::process::id(),
@@ -351,7 +344,7 @@ fn facts(clock: &Clock) -> ProcessInfo {
         hostname,
         os_version,
         platform,
-        started_at: clock.now(),
+        started_at,
         tool_server: None,
         max_connections: None,
         processor_time: machine::processor_time,

@@ -1,35 +1,33 @@
 //! Serves metrics and the status page over HTTP: accepts connections, reads requests, writes answers,
 //! evicts slow connections.
 //!
-//! The sockets have a poll of their own, and the event loop sees one descriptor of it. So an idle
-//! metrics server costs the loop nothing, and requests are answered before the loop begins, while the
-//! binlog is read. `engine/monitor/http_conn.rs` decides what is read and written; this module has the
-//! bytes and the time.
+//! Requests are answered before clients are served too, while the binlog is read. An idle metrics server
+//! costs an iteration one comparison. `engine/monitor/http_conn.rs` decides what is read and written; this
+//! module has the bytes and the time.
 
 use super::acceptor::Acceptor;
 use crate::engine::monitor::http::HEAD_MAX;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
 use log::trace;
+use mio::event::Event;
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Interest, Registry, Token};
 use slab::Slab;
 use socket2::Socket;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Listening sockets and HTTP connections.
 #[derive(Debug)]
 pub struct MetricsServer {
-    poll: Poll,
-    events: Events,
+    registry: Registry,
     acceptor: Acceptor,
     /// Descriptors that are closed when a connection is accepted. So health checks are answered even
     /// if clients have all other descriptors.
     reserved_fds: Vec<OwnedFd>,
-    /// The token of a connection is its key.
+    /// The token of a connection is its key above [`FIRST_CONN`].
     conns: Slab<HttpSocket>,
     /// How many connections have been accepted.
     accepted: u64,
@@ -37,6 +35,8 @@ pub struct MetricsServer {
     next_slice: usize,
     /// At most this many tubes have metrics of their own.
     tubes_max: usize,
+    /// When [`MetricsServer::turn`] has something to do without an event.
+    due: Nanos,
 }
 
 #[derive(Debug)]
@@ -57,35 +57,47 @@ const MAX_CONNS: usize = 64;
 const ACCEPTS_PER_ITERATION: usize = 32;
 /// This many connections find a descriptor even if clients have all others.
 const RESERVED_FDS: usize = 4;
-const FIRST_LISTENER: usize = usize::MAX - 1;
+/// The tokens of connections count up from here, those of listeners down. No client has such a token.
+const FIRST_CONN: usize = usize::MAX / 2;
+const FIRST_LISTENER: usize = FIRST_CONN - 1;
 
 impl MetricsServer {
     /// Serves these listeners. At most `tubes_max` tubes have metrics of their own.
-    pub fn new(listeners: Vec<Socket>, tubes_max: usize) -> io::Result<MetricsServer> {
-        let poll = Poll::new()?;
-        let events = Events::with_capacity(MAX_CONNS + listeners.len());
-        let (what, registry) = ("metrics connections", poll.registry());
-        let acceptor = Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?;
+    pub fn new(
+        listeners: Vec<Socket>,
+        tubes_max: usize,
+        registry: &Registry,
+    ) -> io::Result<MetricsServer> {
+        let what = "metrics connections";
         let mut metrics_server = MetricsServer {
-            poll,
-            events,
-            acceptor,
+            registry: registry.try_clone()?,
+            acceptor: Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?,
             reserved_fds: Vec::new(),
             conns: Slab::with_capacity(MAX_CONNS),
             accepted: 0,
             next_slice: 0,
             tubes_max,
+            due: Nanos::ZERO,
         };
         metrics_server.reserve_fds();
         Ok(metrics_server)
     }
 
+    /// Notes an event. Returns `false` if it is not one of these sockets.
+    pub fn on_event(&mut self, event: &Event) -> bool {
+        let key = event.token().0.checked_sub(FIRST_CONN);
+        if let Some(socket) = key.and_then(|key| self.conns.get_mut(key)) {
+            socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+            socket.is_writable |= event.is_writable() || event.is_write_closed();
+        } else if !self.acceptor.on_event(event.token()) {
+            return false;
+        }
+        self.due = Nanos::ZERO;
+        true
+    }
+
     /// Serves each connection without waiting, and makes at most one slice of an answer.
-    ///
-    /// # Errors
-    /// Polling the sockets fails.
-    pub fn turn(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        self.poll_events()?;
+    pub fn turn(&mut self, state: ServerState<'_>, now: Nanos) {
         self.accept(state, now);
         for key in 0..MAX_CONNS {
             let Some(socket) = self.conns.get_mut(key) else { continue };
@@ -95,14 +107,15 @@ impl MetricsServer {
         }
         self.make_slice(state, now);
         self.reserve_fds();
-        Ok(())
+        self.due = self.due_after_turn();
     }
 
-    /// Returns when [`MetricsServer::turn`] has something to do without an event.
+    /// Returns when [`MetricsServer::turn`] has something to do.
     pub fn next_due(&self) -> Nanos {
-        if self.conns.is_empty() {
-            return self.acceptor.next_due();
-        }
+        self.due
+    }
+
+    fn due_after_turn(&self) -> Nanos {
         let mut sockets = self.conns.iter().map(|(_, socket)| socket);
         if sockets.any(|socket| socket.conn.wants_slice() || socket.can_go_on()) {
             return Nanos::ZERO;
@@ -110,23 +123,6 @@ impl MetricsServer {
         let deadlines = self.conns.iter().map(|(_, socket)| socket.conn.deadline());
         let accept = self.acceptor.next_due().max(self.has_room_at());
         deadlines.fold(accept, Nanos::min)
-    }
-
-    fn poll_events(&mut self) -> io::Result<()> {
-        match self.poll.poll(&mut self.events, Some(Duration::ZERO)) {
-            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        for event in &self.events {
-            if let Some(socket) = self.conns.get_mut(event.token().0) {
-                socket.is_readable |=
-                    event.is_readable() || event.is_read_closed() || event.is_error();
-                socket.is_writable |= event.is_writable() || event.is_write_closed();
-            } else {
-                self.acceptor.on_event(event.token());
-            }
-        }
-        Ok(())
     }
 
     /// Takes descriptors until there are [`RESERVED_FDS`], counting those of connections.
@@ -189,8 +185,8 @@ impl MetricsServer {
         let entry = self.conns.vacant_entry();
         let interest = Interest::READABLE | Interest::WRITABLE;
         let mut source = SourceFd(&stream.as_raw_fd());
-        if let Err(error) = self.poll.registry().register(&mut source, Token(entry.key()), interest)
-        {
+        let token = Token(FIRST_CONN + entry.key());
+        if let Err(error) = self.registry.register(&mut source, token, interest) {
             return trace!("metrics connection closed: {error}");
         }
         self.accepted += 1;
@@ -274,12 +270,5 @@ impl HttpSocket {
             }
         }
         Ok(())
-    }
-}
-
-/// The descriptor that becomes readable when a listener or a connection has an event.
-impl AsRawFd for MetricsServer {
-    fn as_raw_fd(&self) -> RawFd {
-        self.poll.as_raw_fd()
     }
 }

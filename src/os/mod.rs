@@ -3,12 +3,12 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | [`event_loop`] | polls, and calls the engine: one iteration after the other |
+//! | [`event_loop`] | calls the engine: one iteration after the other |
+//! | [`poller`] | waits for events, before and while clients are served |
 //! | [`acceptor`] | accepting connections, its back-off and the connection limit |
 //! | [`listen`] | opening listening sockets |
 //! | [`metrics_server`] | HTTP connections for metrics |
 //! | [`notify`] | messages to the service manager |
-//! | [`monitor`] | the latter two, once per iteration |
 //! | [`disk`] | the directory of the binlog |
 //! | [`disk_thread`] | reads, syncs and frees files on a thread |
 //! | [`membership`] | what the server knows of its cluster |
@@ -29,7 +29,7 @@ pub mod init;
 pub mod listen;
 pub mod membership;
 pub mod metrics_server;
-pub mod monitor;
 pub mod notify;
+pub mod poller;
 pub mod resolve;
 pub mod sys;

@@ -23,6 +23,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 pub use beanstalkd::testing::{
     Disk, FileNumber, IoFailed, Limits, Nanos, Progress, RecordRead, Recovered, ReplayError,
@@ -751,7 +752,10 @@ impl Http {
 
 /// Sockets that answer over HTTP, with virtual time.
 #[derive(Debug)]
-pub struct HttpSockets(MetricsServer);
+pub struct HttpSockets {
+    poll: mio::Poll,
+    server: MetricsServer,
+}
 
 impl HttpSockets {
     /// Listens at a Unix socket, and at a port of loopback, which is returned.
@@ -762,16 +766,21 @@ impl HttpSockets {
         let host = Some("127.0.0.1".to_owned());
         listeners.extend(open(Address::Tcp { host, port: Port::Number(0) }));
         let port = listen::name_of(&listeners[1]).parse().expect("it is an address");
-        (HttpSockets(MetricsServer::new(listeners, 1000).expect("it can poll")), port)
+        let poll = mio::Poll::new().expect("it can poll");
+        let server = MetricsServer::new(listeners, 1000, poll.registry()).expect("it can poll");
+        (HttpSockets { poll, server }, port)
     }
 
     /// Serves each connection without waiting.
     pub fn iterate(&mut self, driver: &Driver) {
-        self.0.turn(Subject::Serving(driver).state(), driver.now).expect("it can poll");
+        let mut events = mio::Events::with_capacity(1024);
+        self.poll.poll(&mut events, Some(Duration::ZERO)).expect("it can poll");
+        events.iter().for_each(|event| assert!(self.server.on_event(event)));
+        self.server.turn(Subject::Serving(driver).state(), driver.now);
     }
 
     pub fn next_due(&self) -> Nanos {
-        self.0.next_due()
+        self.server.next_due()
     }
 }
 

@@ -65,21 +65,6 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Returns a stop signal that has arrived, without consuming it.
-    pub fn pending_stop(&self) -> Option<Stop> {
-        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: the pointer is to a live value.
-        if unsafe { libc::sigpending(set.as_mut_ptr()) } != 0 {
-            return None;
-        }
-        // SAFETY: the call has initialised the set, and the numbers are those of real signals.
-        let is_pending = |number| unsafe { libc::sigismember(set.as_ptr(), number) == 1 };
-        SIGNALS.into_iter().find_map(|(number, signal)| match signal {
-            Signal::Stop(stop) => is_pending(number).then_some(stop),
-            Signal::Drain | Signal::StopDraining | Signal::Reopen => None,
-        })
-    }
-
     /// Returns the next signal that has arrived.
     pub fn next(&self) -> Option<Signal> {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];
