@@ -2,6 +2,7 @@
 //! and `beanstalkctl`. It must not know where the facts come from, nor how a problem is printed.
 
 use crate::engine::text::largest_unit;
+use crate::engine::time::Nanos;
 use std::borrow::Cow;
 
 /// The urgency of a problem, from the least to the worst.
@@ -17,9 +18,7 @@ pub enum Level {
 
 /// The facts of a tube.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TubeFacts<'n> {
-    /// Its name.
-    pub name: &'n str,
+pub struct TubeFacts {
     /// The number of ready jobs.
     pub ready: u64,
     /// The number of reserved jobs.
@@ -32,10 +31,10 @@ pub struct TubeFacts<'n> {
     pub watching: u64,
     /// The number of connections that wait for a job of it.
     pub waiting: u64,
-    /// Age minus delay of the oldest ready job, in seconds.
-    pub oldest_secs: u64,
-    /// The rest of its pause, in seconds; 0 if it is not paused.
-    pub pause_left_secs: u64,
+    /// Age minus delay of the oldest ready job.
+    pub oldest: Nanos,
+    /// The rest of its pause; zero if it is not paused.
+    pub pause_left: Nanos,
     /// Whether one of its jobs was deleted in the last 5 s.
     pub has_recent_delete: bool,
     /// The number of reservations that ended in the last 5 to 10 minutes; 0 if it is not known.
@@ -85,16 +84,17 @@ impl Level {
     }
 }
 
-/// Returns the problems of a tube, the worst first. `server` is the argument of `-s` for the remedies,
+/// Returns the problems of the tube `name`, the worst first. `server` is the argument of `-s` for the remedies,
 /// `None` for the default server.
-pub fn of_tube(tube: &TubeFacts<'_>, server: Option<&str>) -> Vec<Problem> {
-    let &TubeFacts { name, ready, buried, reservations_ended: ended, .. } = tube;
+pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Problem> {
+    let &TubeFacts { ready, buried, reservations_ended: ended, .. } = tube;
     let mut problems = Vec::new();
     let mut add = |level, rule, text, command: &str| {
         let remedy = remedy(command, Some(name), server);
         problems.push(Problem { level, rule, text, remedy });
     };
-    let waited = if tube.pause_left_secs > 0 { 0 } else { tube.oldest_secs };
+    let pause_left = tube.pause_left.whole_secs();
+    let waited = if tube.pause_left > Nanos::ZERO { 0 } else { tube.oldest.whole_secs() };
     let wait = || {
         let (jobs, verb) = if ready == 1 { ("job", "waits") } else { ("jobs", "wait") };
         format!("{ready} {jobs} {verb}, the oldest for {}", span(waited))
@@ -125,8 +125,8 @@ pub fn of_tube(tube: &TubeFacts<'_>, server: Option<&str>) -> Vec<Problem> {
         let text = format!("{buried} buried{}", first.unwrap_or_default());
         add(Level::Warning, "buried", text, "failed");
     }
-    if tube.pause_left_secs > 0 && ready > 0 {
-        let text = format!("{ready} ready, paused for another {}", span(tube.pause_left_secs));
+    if tube.pause_left > Nanos::ZERO && ready > 0 {
+        let text = format!("{ready} ready, paused for another {}", span(pause_left));
         add(Level::Notice, "paused", text, "resume");
     }
     // A stable sort: rules of one level stay in the order of the table.
@@ -200,8 +200,8 @@ mod tests {
         problems.iter().map(line).collect()
     }
 
-    fn mail() -> TubeFacts<'static> {
-        TubeFacts { name: "mail", ready: 7, oldest_secs: 1200, ..TubeFacts::default() }
+    fn mail() -> TubeFacts {
+        TubeFacts { ready: 7, oldest: Nanos::from_secs(1200), ..TubeFacts::default() }
     }
 
     #[test]
@@ -215,27 +215,27 @@ mod tests {
             reservations_failed: failed,
             ..TubeFacts::default()
         };
-        let cases: Vec<(TubeFacts<'_>, &[&str])> = vec![
+        let cases: Vec<(TubeFacts, &[&str])> = vec![
             (TubeFacts::default(), &[]),
             (mail(), &[NO_WORKER]),
             (
-                TubeFacts { ready: 1, oldest_secs: 60, ..mail() },
+                TubeFacts { ready: 1, oldest: Nanos::from_secs(60), ..mail() },
                 &["critical no-worker: 1 job waits, the oldest for 60 s; no worker watches"],
             ),
-            (TubeFacts { oldest_secs: 59, ..mail() }, &[]),
+            (TubeFacts { oldest: Nanos::from_secs(59), ..mail() }, &[]),
             (TubeFacts { ready: 0, ..mail() }, &[]),
             (
-                TubeFacts { oldest_secs: 60, ..watched },
+                TubeFacts { oldest: Nanos::from_secs(60), ..watched },
                 &["warning stuck: 7 jobs wait, the oldest for 60 s; 2 watch, none takes a job"],
             ),
-            (TubeFacts { oldest_secs: 59, ..watched }, &[]),
-            (TubeFacts { oldest_secs: 60, waiting: 1, ..watched }, &[]),
-            (TubeFacts { oldest_secs: 60, held: 1, ..watched }, &[]),
-            (TubeFacts { oldest_secs: 60, has_recent_delete: true, ..watched }, &[]),
+            (TubeFacts { oldest: Nanos::from_secs(59), ..watched }, &[]),
+            (TubeFacts { oldest: Nanos::from_secs(60), waiting: 1, ..watched }, &[]),
+            (TubeFacts { oldest: Nanos::from_secs(60), held: 1, ..watched }, &[]),
+            (TubeFacts { oldest: Nanos::from_secs(60), has_recent_delete: true, ..watched }, &[]),
             (TubeFacts { held: 1, ..watched }, &[SLOW]),
-            (TubeFacts { held: 1, oldest_secs: 899, ..watched }, &[]),
+            (TubeFacts { held: 1, oldest: Nanos::from_secs(899), ..watched }, &[]),
             (
-                TubeFacts { held: 1, oldest_secs: 900, ..watched },
+                TubeFacts { held: 1, oldest: Nanos::from_secs(900), ..watched },
                 &["warning slow: 7 jobs wait, the oldest for 15 min"],
             ),
             (failing(40, 4), &[]),
@@ -249,10 +249,10 @@ mod tests {
                 &["warning buried: 12 buried, the first is job 17"],
             ),
             (
-                TubeFacts { pause_left_secs: 540, ..mail() },
+                TubeFacts { pause_left: Nanos::from_secs(540), ..mail() },
                 &["notice paused: 7 ready, paused for another 9 min"],
             ),
-            (TubeFacts { pause_left_secs: 540, ready: 0, ..mail() }, &[]),
+            (TubeFacts { pause_left: Nanos::from_secs(540), ready: 0, ..mail() }, &[]),
             // The worst first.
             (
                 TubeFacts { buried: 1, reservations_failed: 9, reservations_ended: 9, ..mail() },
@@ -264,7 +264,7 @@ mod tests {
             ),
         ];
         for (facts, problems) in cases {
-            assert_eq!(told(&of_tube(&facts, None)), problems, "{facts:?}");
+            assert_eq!(told(&of_tube("mail", &facts, None)), problems, "{facts:?}");
         }
     }
 
@@ -300,8 +300,8 @@ mod tests {
     #[test]
     fn remedies_are_safe_in_a_shell() {
         let of = |name, server| {
-            let facts = TubeFacts { name, buried: 1, ..TubeFacts::default() };
-            of_tube(&facts, server).remove(0).remedy
+            let facts = TubeFacts { buried: 1, ..TubeFacts::default() };
+            of_tube(name, &facts, server).remove(0).remedy
         };
         assert_eq!(of("bill", None), "beanstalkctl failed bill");
         assert_eq!(of("a;b", None), "beanstalkctl failed 'a;b'");

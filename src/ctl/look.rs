@@ -5,6 +5,7 @@ use super::conn::{Conn, Fields, Reply, WINDOW};
 use super::print::json_string;
 use super::{EXIT_PARTLY, args};
 use crate::attention::{self, Problem, TubeFacts};
+use crate::engine::time::Nanos;
 use crate::os::failure::Failure;
 
 /// A tube.
@@ -35,19 +36,19 @@ impl Tube {
 
     /// Returns its problems, the worst first.
     pub fn problems(&self, has_recent_delete: bool, server: Option<&str>) -> Vec<Problem> {
+        let time = |secs: u64| Nanos::from_secs(u32::try_from(secs).unwrap_or(u32::MAX));
         let facts = TubeFacts {
-            name: &self.name,
             ready: self.jobs("ready"),
             held: self.jobs("reserved"),
             buried: self.jobs("buried"),
             watching: self.watching(),
             waiting: self.stats.number("current-waiting"),
-            oldest_secs: self.oldest,
-            pause_left_secs: self.stats.number("pause-time-left"),
+            oldest: time(self.oldest),
+            pause_left: time(self.stats.number("pause-time-left")),
             has_recent_delete,
             ..TubeFacts::default()
         };
-        attention::of_tube(&facts, server)
+        attention::of_tube(&self.name, &facts, server)
     }
 }
 

@@ -14,10 +14,12 @@
 //! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
 //!
 //! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length
-//! of requests and replies, is allocated in [`leave`]. Three kinds of memory are not:
+//! of requests and replies, is allocated in [`leave`]. Four kinds of memory are not:
 //!
 //! - texts of a few KiB that are freed in the same loop iteration;
 //! - lists with a fixed bound of at most 160 KiB;
+//! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
+//!   200 KiB, and is made only while three quarters of the headroom are left;
 //! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
 //!   They are allocated only while half of the headroom is left.
 

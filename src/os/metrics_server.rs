@@ -216,7 +216,7 @@ impl MetricsServer {
         let Some(key) = keys.find(|&key| wants_slice(key)) else { return };
         self.next_slice = key + 1;
         let socket = &mut self.conns[key];
-        let made = socket.conn.write_slice(state, now).map_err(|_| ErrorKind::OutOfMemory.into());
+        let made = socket.conn.write_slice(state, now);
         if let Err(error) = made.and_then(|()| socket.send(now)) {
             self.close(key, &error);
         }
@@ -242,8 +242,7 @@ impl HttpSocket {
                 }
                 Ok(count) => {
                     self.is_readable = count > 0;
-                    let received = self.conn.receive(&buffer[..count], state, now);
-                    received.map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
+                    self.conn.receive(&buffer[..count], state, now);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -8,17 +8,17 @@
 use super::html;
 use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
-use super::metrics::{LONGEST_SAMPLE, MetricsPage, standby_metrics};
+use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
 use super::tube_page::TubePage;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::Headroom;
 use crate::engine::protocol::stats::ServerStats;
 use crate::engine::queue::Queue;
 use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
 use percent_encoding::percent_decode_str;
-use std::collections::TryReserveError;
 use std::fmt;
+use std::io::{self, ErrorKind};
 
 /// One HTTP connection.
 #[derive(Debug)]
@@ -54,8 +54,9 @@ enum Phase {
 /// not bounded.
 pub trait Page {
     /// Does the work of the next slice, and appends its text, if any, to `text`. Returns whether the page
-    /// is complete.
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError>;
+    /// is complete. A slice allocates a few 100 KiB at most, which need not succeed in small steps: it is made
+    /// only while most of the headroom is left.
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool;
 }
 
 /// With `Debug` as a supertrait the output of all pages would be a part of the program.
@@ -119,8 +120,6 @@ const UNKNOWN_PATH: Answer =
 
 /// A placeholder for the length of a chunk, which is replaced when the length is known.
 const CHUNK_HEAD: &str = "00000000\r\n";
-/// The length of the bytes around a chunk that may be the last one.
-const CHUNK_FRAME: usize = CHUNK_HEAD.len() + "\r\n0\r\n\r\n".len();
 
 impl HttpConn {
     /// Returns a connection that was accepted at `now`. Its metrics page has at most `tubes_max`
@@ -140,29 +139,21 @@ impl HttpConn {
     // ---- Events of the socket ----
 
     /// Adds received bytes to the request, and starts the response once the request is complete.
-    pub fn receive(
-        &mut self,
-        bytes: &[u8],
-        state: ServerState<'_>,
-        now: Nanos,
-    ) -> Result<(), TryReserveError> {
+    pub fn receive(&mut self, bytes: &[u8], state: ServerState<'_>, now: Nanos) {
         if !matches!(self.phase, Phase::ReadingRequest) {
-            return Ok(());
+            return;
         }
         let mut head = std::mem::take(&mut self.head);
-        let bytes = &bytes[..bytes.len().min(HEAD_MAX - head.len())];
-        headroom::leave(Headroom::Quarter, || head.try_reserve(bytes.len()))?;
-        head.extend_from_slice(bytes);
+        head.extend_from_slice(&bytes[..bytes.len().min(HEAD_MAX - head.len())]);
         match http::parse(&head) {
             Ok(None) => {
                 self.head = head;
-                return Ok(());
+                return;
             }
             Ok(Some(request)) => self.respond_to(request, state, now),
             Err((status, text)) => self.respond(status, TEXT_TYPE, text, false),
         }
         self.deadline = now + WRITE_TIMEOUT;
-        Ok(())
     }
 
     /// Handles the end of the input. Returns whether the socket must be closed.
@@ -291,11 +282,10 @@ impl HttpConn {
     }
 
     /// Writes the next slice of the page, if [`HttpConn::wants_slice`].
-    pub fn write_slice(
-        &mut self,
-        state: ServerState<'_>,
-        now: Nanos,
-    ) -> Result<(), TryReserveError> {
+    ///
+    /// # Errors
+    /// There is no memory for a slice.
+    pub fn write_slice(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
         let is_wanted = self.wants_slice();
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
             (&mut self.phase, state)
@@ -305,16 +295,16 @@ impl HttpConn {
         if !is_wanted {
             return Ok(());
         }
+        let view = View::of(server, measurements, now);
+        if !(view.server.process.has_headroom)(Headroom::ThreeQuarters) {
+            return Err(ErrorKind::OutOfMemory.into());
+        }
         let text = &mut self.response;
-        let slice_len = server.store().queue.limits.metrics_per_page_slice_bytes;
-        let len = slice_len + LONGEST_SAMPLE + CHUNK_FRAME;
-        headroom::leave(Headroom::Quarter, || text.try_reserve(len))?;
         if *in_chunks {
             text.push_str(CHUNK_HEAD);
         }
         let start = text.len();
-        let view = View::of(server, measurements, now);
-        let is_done = page.write_slice(&view, text)?;
+        let is_done = page.write_slice(&view, text);
         if *in_chunks {
             match text.len() - start {
                 // A chunk without bytes would be the last one.

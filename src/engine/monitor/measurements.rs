@@ -6,6 +6,7 @@
 //! 3 MiB. Other tubes have no rates.
 
 use super::table::Rate;
+use crate::attention::TubeFacts;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{Key, TubeKey};
@@ -40,19 +41,6 @@ pub struct Point {
     pub reserved: u64,
     pub buried: u64,
     pub rates: Rates,
-}
-
-/// What happened to a tube in the last minutes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Recent {
-    /// `None` until the tube was sampled twice.
-    pub rates: Option<Rates>,
-    /// Whether one of its jobs was deleted in the last 5 s, or up to 10 s.
-    pub has_delete: bool,
-    /// The number of reservations that ended in the last 5 to 10 minutes.
-    pub ended: u64,
-    /// The number of these that failed.
-    pub failed: u64,
 }
 
 /// The rates of puts and deletes.
@@ -162,20 +150,19 @@ impl Measurements {
         })
     }
 
-    /// Returns what happened to a tube in the last minutes. Without a sample that is all since its creation.
-    pub fn recent(&self, key: TubeKey, tube: &Tube) -> Recent {
+    /// Sets what happened to a tube in the last 5 to 10 minutes, or since its creation without a sample of that
+    /// time. Returns its rates, if it was sampled twice.
+    pub fn add_recent(&self, key: TubeKey, tube: &Tube, to: &mut TubeFacts) -> Option<Rates> {
         let sample = self.tubes.get(key.number() as usize).filter(|sample| sample.is_of(tube));
         let (ended, failed) = ends(tube);
         let (ended_before, failed_before) = sample.map_or((0, 0), |sample| sample.ends[0]);
         let rates = sample.and_then(|sample| sample.rates);
         let deletes_before = sample.map_or(0, |sample| sample.deletes);
-        Recent {
-            rates,
-            has_delete: tube.deletes > deletes_before
-                || rates.is_some_and(|rates| rates.deletes > Rate::default()),
-            ended: ended - ended_before,
-            failed: failed - failed_before,
-        }
+        to.has_recent_delete = tube.deletes > deletes_before
+            || rates.is_some_and(|rates| rates.deletes > Rate::default());
+        to.reservations_ended = ended - ended_before;
+        to.reservations_failed = failed - failed_before;
+        rates
     }
 }
 

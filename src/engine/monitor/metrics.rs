@@ -22,7 +22,6 @@ use crate::engine::protocol::stats::{self, ServerStats};
 use crate::engine::queue::outcomes::End;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
 
 /// A page that is being written.
@@ -56,9 +55,6 @@ enum Stage {
 /// Counting a connection costs as much as scanning this many ready jobs.
 const CONNECTION_COST: usize = 8;
 
-/// The maximum length of the samples of one tube in one metric, in bytes.
-pub const LONGEST_SAMPLE: usize = 4096;
-
 /// The name of the sum of the other tubes. A tube name has no space.
 const OTHER_TUBES: &str = "other tubes";
 
@@ -78,7 +74,7 @@ impl MetricsPage {
 }
 
 impl Page for MetricsPage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
         let (tubes, limits) = (&view.queue.tubes, &view.queue.limits);
         match &mut self.stage {
             Stage::Connections(from) => {
@@ -93,17 +89,20 @@ impl Page for MetricsPage {
                 }
             }
             Stage::Tubes(scan) => {
-                let add = |index, key, stats: TubeStats| {
-                    if index >= self.tubes_max {
+                let is_done = scan.advance(view, |index, key, stats| {
+                    // Without memory for a larger list, tubes are summed too.
+                    let grow = || self.tubes.try_reserve(1);
+                    if index >= self.tubes_max
+                        || headroom::leave(Headroom::ThreeQuarters, grow).is_err()
+                    {
                         self.rest.add(&stats);
                         self.rest_count += 1;
-                        return Ok(());
+                    } else {
+                        let name = tubes[key].name.to_string();
+                        self.tubes.push(TubeStats { name, ..stats });
                     }
-                    headroom::leave(Headroom::ThreeQuarters, || self.tubes.try_reserve(1))?;
-                    self.tubes.push(stats.named(&tubes[key].name)?);
-                    Ok(())
-                };
-                if scan.advance(view, add)? {
+                });
+                if is_done {
                     self.tubes.reverse();
                     if tubes.removed_count() != self.removed_before {
                         // Prometheus rejects a page with duplicates.
@@ -139,10 +138,10 @@ impl Page for MetricsPage {
                 }
                 self.stage = Stage::TubeMetrics { metric, tube };
                 // The page is done with its last sample, so that no empty slice follows.
-                return Ok(metric == metrics.len());
+                return metric == metrics.len();
             }
         }
-        Ok(false)
+        false
     }
 }
 
@@ -285,7 +284,7 @@ type WriteSamples = fn(&TubeStats, &mut Family<'_>);
 /// The last one is written only with a body cache.
 const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_jobs", |tube, to| {
-        to.states([tube.ready, tube.reserved, tube.delayed, tube.buried])
+        to.states([tube.facts.ready, tube.facts.held, tube.delayed, tube.facts.buried])
     }),
     ("beanstalkd_tube_urgent_jobs", |tube, to| to.one(tube.urgent)),
     ("beanstalkd_tube_oldest_ready_job_age_seconds", |tube, to| {
@@ -294,12 +293,12 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_jobs_created_total", |tube, to| to.one(tube.total_jobs)),
     ("beanstalkd_tube_deletes_total", |tube, to| to.one(tube.deletes)),
     ("beanstalkd_tube_using", |tube, to| to.one(tube.using)),
-    ("beanstalkd_tube_watching", |tube, to| to.one(tube.watching)),
-    ("beanstalkd_tube_waiting", |tube, to| to.one(tube.waiting)),
+    ("beanstalkd_tube_watching", |tube, to| to.one(tube.facts.watching)),
+    ("beanstalkd_tube_waiting", |tube, to| to.one(tube.facts.waiting)),
     ("beanstalkd_tube_pauses_total", |tube, to| to.one(tube.pauses)),
     ("beanstalkd_tube_buried_after_returns_total", |tube, to| to.one(tube.buried_after_returns)),
     ("beanstalkd_tube_pause_seconds", |tube, to| to.one(Seconds(tube.pause))),
-    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.one(Seconds(tube.pause_left))),
+    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.one(Seconds(tube.facts.pause_left))),
     ("beanstalkd_tube_job_wait_seconds", |tube, to| to.histogram(&tube.outcomes.waits)),
     ("beanstalkd_tube_job_run_seconds", |tube, to| to.histogram(&tube.outcomes.runs)),
     ("beanstalkd_tube_reservations_ended_total", |tube, to| {

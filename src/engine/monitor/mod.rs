@@ -1,8 +1,6 @@
 //! Monitoring: the metrics page for Prometheus, the status page for people, and the HTTP connections
 //! that request them.
 //!
-//! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory.
-//!
 //! | file | owns |
 //! |---|---|
 //! | [`metrics`] | the metrics page, written in slices |

@@ -6,7 +6,7 @@ use super::http::MediaType;
 use super::http_conn::View;
 use super::table::{Out, Readable, Value};
 use super::tube_scan::TubeStats;
-use crate::attention::{self, Level, Problem, ServerFacts, TubeFacts};
+use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::text::JsonText;
 use std::cmp::Reverse;
 
@@ -31,21 +31,8 @@ const HTML_LIST_MAX: usize = 8 * 1024;
 impl Problems {
     /// Adds the problems of a tube.
     pub fn add_tube(&mut self, stats: &TubeStats, name: &str, view: &View<'_>) {
-        let facts = TubeFacts {
-            name,
-            ready: stats.ready,
-            held: stats.reserved,
-            buried: stats.buried,
-            first_buried: stats.first_buried,
-            watching: stats.watching,
-            waiting: stats.waiting,
-            oldest_secs: stats.oldest_wait.whole_secs(),
-            pause_left_secs: stats.pause_left.whole_secs(),
-            has_recent_delete: stats.recent.has_delete,
-            reservations_ended: stats.recent.ended,
-            reservations_failed: stats.recent.failed,
-        };
-        let problems = attention::of_tube(&facts, view.server.process.tool_server.as_deref());
+        let server = view.server.process.tool_server.as_deref();
+        let problems = attention::of_tube(name, &stats.facts, server);
         self.tubes += 1;
         self.tubes_in_need += u64::from(problems.iter().any(|it| it.level > Level::Notice));
         problems.into_iter().for_each(|problem| self.add(name, problem));

@@ -5,10 +5,8 @@
 use super::http;
 use super::table::Column;
 use super::tube_scan::{self, TubeStats};
-use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::TUBE_NAME_MAX;
 use std::cmp::Ordering;
-use std::collections::TryReserveError;
 
 /// The order and the filter that a query asks for. Equal tubes are in the order of their names.
 #[derive(Debug)]
@@ -73,15 +71,12 @@ impl TubeQuery {
 
 impl Ranking {
     /// Adds a row, if it is among the first.
-    pub fn add(&mut self, row: TubeStats, query: &TubeQuery) -> Result<(), TryReserveError> {
+    pub fn add(&mut self, row: TubeStats, query: &TubeQuery) {
         self.added += 1;
-        let missing = 2 * ROWS_MAX - self.rows.len();
-        headroom::leave(Headroom::ThreeQuarters, || self.rows.try_reserve_exact(missing))?;
         self.rows.push(row);
         if self.rows.len() == 2 * ROWS_MAX {
             self.cut(query);
         }
-        Ok(())
     }
 
     /// Sorts the rows, after all were added. No tube keeps two rows.

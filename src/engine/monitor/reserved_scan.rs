@@ -5,10 +5,8 @@
 //! between two slices may be missed.
 
 use super::http_conn::View;
-use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::TubeKey;
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// A scan of the heaps of all connections.
 #[derive(Debug, Default)]
@@ -28,18 +26,12 @@ pub struct ReservedScan {
 impl ReservedScan {
     /// Scans the next entries, and keeps the `count` jobs that time out first. Returns whether the scan
     /// is complete.
-    pub fn advance(
-        &mut self,
-        view: &View<'_>,
-        tube: TubeKey,
-        count: usize,
-    ) -> Result<bool, TryReserveError> {
+    pub fn advance(&mut self, view: &View<'_>, tube: TubeKey, count: usize) -> bool {
         let queue = view.queue;
-        headroom::leave(Headroom::ThreeQuarters, || self.soonest.try_reserve_exact(count + 1))?;
         let mut budget = queue.limits.reserved_per_page_slice;
         while self.conn < view.conns.numbers_end() && self.found < queue.tubes[tube].reserved {
             if budget == 0 {
-                return Ok(false);
+                return false;
             }
             budget -= 1;
             let mut start = 0;
@@ -60,7 +52,7 @@ impl ReservedScan {
                 _ => (self.conn, Some(start)),
             };
         }
-        Ok(true)
+        true
     }
 
     fn add(&mut self, job: (Nanos, u64), count: usize) {

@@ -14,7 +14,6 @@ use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// A status page that is being made.
 #[derive(Debug)]
@@ -103,21 +102,20 @@ impl StatusPage {
 }
 
 impl Page for StatusPage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
         let start = text.len();
         let out = &mut Out { format: self.media_type, text };
         match &mut self.stage {
             Stage::Tubes(scan) => {
                 let query = &self.query;
-                let add = |_, key, stats: TubeStats| {
+                let is_done = scan.advance(view, |_, key, stats| {
                     let name = &view.queue.tubes[key].name;
                     self.problems.add_tube(&stats, name, view);
-                    match name.contains(&*query.filter) {
-                        true => self.ranking.add(stats.named(name)?, query),
-                        false => Ok(()),
+                    if name.contains(&*query.filter) {
+                        self.ranking.add(TubeStats { name: name.to_string(), ..stats }, query);
                     }
-                };
-                if scan.advance(view, add)? {
+                });
+                if is_done {
                     self.problems.add_server(view);
                     self.ranking.sort(query);
                     self.stage = Stage::Head;
@@ -135,12 +133,12 @@ impl Page for StatusPage {
                 let next = self.write_rows(next, start, view, out);
                 self.stage = Stage::Rows(next.unwrap_or(0));
                 if next.is_none() {
-                    return Ok(true);
+                    return true;
                 }
             }
         }
         self.written += text.len() - start;
-        Ok(false)
+        false
     }
 }
 
@@ -295,7 +293,7 @@ impl StatusPage {
 
 /// Returns the name of a tube, and the rest of its pause.
 fn label(row: &TubeStats) -> String {
-    match row.pause_left {
+    match row.facts.pause_left {
         Nanos::ZERO => row.name.clone(),
         left => format!("{} paused {}", row.name, Readable(Value::Span(left))),
     }
@@ -304,15 +302,15 @@ fn label(row: &TubeStats) -> String {
 fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, out: &mut Out<'_>) {
     out.text.push_str("<tr><th scope=row>");
     write_tube_link(Some("tube/"), &row.name, "", Escaped(&row.name), out);
-    if row.pause_left > Nanos::ZERO {
-        let left = Readable(Value::Span(row.pause_left));
+    if row.facts.pause_left > Nanos::ZERO {
+        let left = Readable(Value::Span(row.facts.pause_left));
         out.push(format_args!(" <small>paused {left}</small>"));
     }
     for column in columns {
-        match column.0 == tube_scan::OLDEST.0 && row.ready > 0 {
+        match column.0 == tube_scan::OLDEST.0 && row.facts.ready > 0 {
             true => {
                 out.text.push_str("<td>");
-                let oldest = Readable(Value::Span(row.oldest_wait));
+                let oldest = Readable(Value::Span(row.facts.oldest));
                 write_tube_link(Some("tube/"), &row.name, "#oldest", oldest, out);
             }
             false => out.cells(&[*column], row),

@@ -12,14 +12,12 @@ use super::table::{self, Column, Out, Value};
 use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
 use crate::engine::conn::Conn;
-use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
 use crate::engine::queue::job::{Holder, Job, State};
 use crate::engine::queue::outcomes::{End, Outcomes};
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// The page of a tube that is being made.
 #[derive(Debug)]
@@ -121,7 +119,7 @@ impl TubePage {
 }
 
 impl Page for TubePage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> Result<bool, TryReserveError> {
+    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
         let tube = view.queue.tubes.find(&self.name);
         match (&mut self.stage, tube) {
             (Stage::Scan(cursor), Some(tube)) => {
@@ -134,45 +132,36 @@ impl Page for TubePage {
                 } else {
                     *cursor = Some(current);
                 }
-                Ok(false)
             }
             (Stage::Reserved(scan), Some(tube)) => {
-                if scan.advance(view, tube, MOST)? {
-                    let ids = first_jobs(self.values.oldest_ready, scan, tube, view)?;
+                if scan.advance(view, tube, MOST) {
+                    let ids = first_jobs(self.values.oldest_ready, scan, tube, view);
                     self.stage = Stage::Jobs { ids, next: 0 };
                 }
-                Ok(false)
             }
             (Stage::Scan(_) | Stage::Reserved(_), None) => {
                 self.stage = Stage::Jobs { ids: Vec::new(), next: 0 };
-                Ok(false)
             }
             (Stage::Jobs { .. }, _) => {
                 let out = &mut Out { format: self.media_type, text };
-                Ok(self.write_jobs(view, tube, out))
+                return self.write_jobs(view, tube, out);
             }
         }
+        false
     }
 }
 
 /// Returns the ids of the first jobs of each state, after the oldest ready one.
-fn first_jobs(
-    oldest: u64,
-    reserved: &ReservedScan,
-    key: TubeKey,
-    view: &View<'_>,
-) -> Result<Vec<u64>, TryReserveError> {
+fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_>) -> Vec<u64> {
     let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
-    let mut ids = Vec::new();
-    headroom::leave(Headroom::ThreeQuarters, || ids.try_reserve_exact(1 + 2 * MOST + 2 * FEW))?;
     let id_of = |key| jobs[JobKey::from_number(key)].id;
     let delayed = tube.postponed.iter(jobs).chain(tube.delayed.first_keys(FEW, jobs)).take(FEW);
     // 0 is the id of no job.
-    ids.push(oldest);
+    let mut ids = vec![oldest];
     ids.extend(tube.buried.iter(jobs).take(MOST).map(id_of));
     ids.extend(reserved.ids());
     ids.extend(tube.ready.first_keys(FEW, jobs).chain(delayed).map(id_of));
-    Ok(ids)
+    ids
 }
 
 impl TubePage {

@@ -5,26 +5,24 @@
 //! number of tubes and jobs. Tubes are added and removed between two slices.
 
 use super::http_conn::View;
-use super::measurements::Recent;
+use super::measurements::Rates;
 use super::table::{Column, Value};
-use crate::engine::headroom::{self, Headroom};
+use crate::attention::TubeFacts;
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
-use crate::engine::queue::tube::{Tube, Tubes};
+use crate::engine::queue::tube::Tubes;
 use crate::engine::time::Nanos;
 use std::cmp::Ordering;
-use std::collections::TryReserveError;
 use std::ops::Range;
 
 /// The values of a tube.
 #[derive(Debug, Default)]
 pub struct TubeStats {
+    /// Set by the page that keeps the values.
     pub name: String,
-    pub ready: u64,
-    pub reserved: u64,
+    pub facts: TubeFacts,
     pub delayed: u64,
-    pub buried: u64,
     pub urgent: u64,
     pub total_jobs: u64,
     pub deletes: u64,
@@ -33,39 +31,31 @@ pub struct TubeStats {
     /// The number of jobs whose bodies are only in the binlog.
     pub cold: u64,
     pub using: u64,
-    pub watching: u64,
-    pub waiting: u64,
     pub pause: Nanos,
-    pub pause_left: Nanos,
     pub oldest_ready_age: Nanos,
-    /// The time since the put of the oldest ready job, without its delay.
-    pub oldest_wait: Nanos,
-    /// The id of that job; 0 without one.
+    /// The id of the oldest ready job; 0 without one.
     pub oldest_ready: u64,
-    /// The id of the job that was buried first.
-    pub first_buried: Option<u64>,
-    pub recent: Recent,
+    /// `None` until the tube was sampled twice.
+    pub rates: Option<Rates>,
     pub outcomes: Outcomes,
 }
 
 /// The columns of tubes: first those of the table of all tubes.
 static COLUMNS: [Column<TubeStats>; 20] = [
-    ("ready", "ready", |tube| Value::Count(tube.ready)),
-    ("reserved", "held", |tube| Value::Count(tube.reserved)),
+    ("ready", "ready", |tube| Value::Count(tube.facts.ready)),
+    ("reserved", "held", |tube| Value::Count(tube.facts.held)),
     ("delayed", "delayed", |tube| Value::Count(tube.delayed)),
-    ("buried", "buried", |tube| Value::Count(tube.buried)),
+    ("buried", "buried", |tube| Value::Count(tube.facts.buried)),
     OLDEST,
-    ("watching", "workers", |tube| Value::Count(tube.watching)),
-    ("puts_per_second", "in/s", |tube| Value::Rate(tube.recent.rates.map(|rates| rates.puts))),
-    ("deletes_per_second", "out/s", |tube| {
-        Value::Rate(tube.recent.rates.map(|rates| rates.deletes))
-    }),
-    ("recent_failures", "failed", |tube| Value::Count(tube.recent.failed)),
-    ("recent_ends", "ended", |tube| Value::Count(tube.recent.ended)),
+    ("watching", "workers", |tube| Value::Count(tube.facts.watching)),
+    ("puts_per_second", "in/s", |tube| Value::Rate(tube.rates.map(|rates| rates.puts))),
+    ("deletes_per_second", "out/s", |tube| Value::Rate(tube.rates.map(|rates| rates.deletes))),
+    ("recent_failures", "failed", |tube| Value::Count(tube.facts.reservations_failed)),
+    ("recent_ends", "ended", |tube| Value::Count(tube.facts.reservations_ended)),
     ("urgent", "urgent", |tube| Value::Count(tube.urgent)),
-    ("waiting", "idle workers", |tube| Value::Count(tube.waiting)),
+    ("waiting", "idle workers", |tube| Value::Count(tube.facts.waiting)),
     ("using", "using", |tube| Value::Count(tube.using)),
-    ("pause_left_seconds", "paused", |tube| Value::Span(tube.pause_left)),
+    ("pause_left_seconds", "paused", |tube| Value::Span(tube.facts.pause_left)),
     ("oldest_ready_seconds", "oldest age", |tube| Value::Span(tube.oldest_ready_age)),
     ("oldest_ready_id", "oldest job", |tube| Value::Id(tube.oldest_ready)),
     ("puts", "puts", |tube| Value::Count(tube.total_jobs)),
@@ -76,7 +66,7 @@ static COLUMNS: [Column<TubeStats>; 20] = [
 
 /// The time since the put of the oldest ready job, without its delay.
 pub const OLDEST: Column<TubeStats> =
-    ("oldest_wait_seconds", "oldest", |tube| Value::Span(tube.oldest_wait));
+    ("oldest_wait_seconds", "oldest", |tube| Value::Span(tube.facts.oldest));
 
 /// The number of columns in the table of all tubes.
 pub const IN_TABLE: usize = 9;
@@ -137,13 +127,13 @@ impl TubeScan {
     pub fn advance(
         &mut self,
         view: &View<'_>,
-        mut found: impl FnMut(usize, TubeKey, TubeStats) -> Result<(), TryReserveError>,
-    ) -> Result<bool, TryReserveError> {
+        mut found: impl FnMut(usize, TubeKey, TubeStats),
+    ) -> bool {
         let tubes = &view.queue.tubes;
         let mut budget = view.queue.limits.jobs_per_page_slice;
         while budget > 0 {
             self.left = self.left.min(tubes.len());
-            let Some(index) = self.left.checked_sub(1) else { return Ok(true) };
+            let Some(index) = self.left.checked_sub(1) else { return true };
             let key = tubes.at(index);
             // Since the last slice another tube may have taken this index.
             let mut cursor = match self.cursor.take().filter(|cursor| cursor.tube == key) {
@@ -155,12 +145,12 @@ impl TubeScan {
             };
             if cursor.advance(view, &mut budget) {
                 self.left = index;
-                found(index, key, cursor.stats)?;
+                found(index, key, cursor.stats);
             } else {
                 self.cursor = Some(Box::new(cursor));
             }
         }
-        Ok(false)
+        false
     }
 }
 
@@ -168,20 +158,37 @@ impl Cursor {
     /// Returns a position before the first job and waiter of a tube.
     pub fn at(key: TubeKey, view: &View<'_>) -> Cursor {
         let tube = &view.queue.tubes[key];
-        Cursor {
-            tube: key,
-            stats: TubeStats {
-                recent: view.measurements.recent(key, tube),
+        let mut stats = TubeStats {
+            facts: TubeFacts {
+                ready: tube.ready_count() as u64,
+                held: tube.reserved.into(),
+                buried: tube.buried.len().into(),
                 first_buried: tube
                     .buried
                     .iter(&view.queue.jobs)
                     .next()
                     .map(|first| view.queue.jobs[JobKey::from_number(first)].id),
-                ..TubeStats::of(tube, view.now)
+                watching: tube.watching.into(),
+                ..TubeFacts::default()
             },
-            ready_left: tube.ready.heap().len(),
-            waiters_left: tube.waiters.len(),
+            delayed: tube.delayed_count() as u64,
+            urgent: tube.urgent.into(),
+            total_jobs: tube.total_jobs,
+            deletes: tube.deletes,
+            pauses: tube.pauses,
+            buried_after_returns: tube.buried_after_returns,
+            cold: tube.cold.into(),
+            using: tube.using.into(),
+            outcomes: tube.outcomes.as_deref().cloned().unwrap_or_default(),
+            ..TubeStats::default()
+        };
+        if let Some(pause) = &tube.pause {
+            stats.pause = Nanos::from_secs(pause.secs);
+            stats.facts.pause_left = pause.until.since(view.now);
         }
+        stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
+        let (ready_left, waiters_left) = (tube.ready.heap().len(), tube.waiters.len());
+        Cursor { tube: key, stats, ready_left, waiters_left }
     }
 
     /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
@@ -199,12 +206,12 @@ impl Cursor {
             let stats = &mut self.stats;
             if age >= stats.oldest_ready_age {
                 (stats.oldest_ready, stats.oldest_ready_age) = (id, age);
-                stats.oldest_wait = view.now.since(created_at + Nanos::from_secs(delay_secs));
+                stats.facts.oldest = view.now.since(created_at + Nanos::from_secs(delay_secs));
             }
         }
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
-        self.stats.waiting += waiting.count() as u64;
+        self.stats.facts.waiting += waiting.count() as u64;
         self.ready_left == 0 && self.waiters_left == 0
     }
 }
@@ -219,42 +226,16 @@ fn next_part(left: &mut usize, len: usize, cost: usize, budget: &mut usize) -> R
 }
 
 impl TubeStats {
-    /// Returns the values that need no scan, without the name.
-    fn of(tube: &Tube, now: Nanos) -> TubeStats {
-        let pause = tube.pause.as_deref();
-        TubeStats {
-            ready: tube.ready_count() as u64,
-            reserved: tube.reserved.into(),
-            delayed: tube.delayed_count() as u64,
-            buried: tube.buried.len().into(),
-            urgent: tube.urgent.into(),
-            total_jobs: tube.total_jobs,
-            deletes: tube.deletes,
-            pauses: tube.pauses,
-            buried_after_returns: tube.buried_after_returns,
-            cold: tube.cold.into(),
-            using: tube.using.into(),
-            watching: tube.watching.into(),
-            pause: pause.map_or(Nanos::ZERO, |pause| Nanos::from_secs(pause.secs)),
-            pause_left: pause.map_or(Nanos::ZERO, |pause| pause.until.since(now)),
-            outcomes: tube.outcomes.as_deref().cloned().unwrap_or_default(),
-            ..TubeStats::default()
-        }
-    }
-
-    /// Sets the name.
-    pub fn named(mut self, name: &str) -> Result<TubeStats, TryReserveError> {
-        headroom::leave(Headroom::ThreeQuarters, || self.name.try_reserve_exact(name.len()))?;
-        self.name.push_str(name);
-        Ok(self)
-    }
-
     /// Adds the counts of `other`, and keeps the longer of each duration.
     pub fn add(&mut self, other: &TubeStats) {
-        self.ready += other.ready;
-        self.reserved += other.reserved;
+        let (facts, others) = (&mut self.facts, &other.facts);
+        facts.ready += others.ready;
+        facts.held += others.held;
+        facts.buried += others.buried;
+        facts.watching += others.watching;
+        facts.waiting += others.waiting;
+        facts.pause_left = facts.pause_left.max(others.pause_left);
         self.delayed += other.delayed;
-        self.buried += other.buried;
         self.urgent += other.urgent;
         self.total_jobs += other.total_jobs;
         self.deletes += other.deletes;
@@ -262,10 +243,7 @@ impl TubeStats {
         self.buried_after_returns += other.buried_after_returns;
         self.cold += other.cold;
         self.using += other.using;
-        self.watching += other.watching;
-        self.waiting += other.waiting;
         self.pause = self.pause.max(other.pause);
-        self.pause_left = self.pause_left.max(other.pause_left);
         self.oldest_ready_age = self.oldest_ready_age.max(other.oldest_ready_age);
         self.outcomes.add(&other.outcomes);
     }
