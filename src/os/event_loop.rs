@@ -21,7 +21,7 @@ use super::acceptor::Acceptor;
 use super::failure::{EXIT_DISK, Failure};
 use super::membership::{EXIT_LOST, Membership};
 use super::notify::Status;
-use super::poller::{FIRST_LISTENER, Poller, cannot_wait};
+use super::poller::{FIRST_LISTENER, FIRST_OTHER, Poller, cannot_wait};
 use super::sys::clock;
 use super::sys::signals::Stop;
 use crate::engine::binlog::IoFailed;
@@ -34,6 +34,7 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use socket2::Socket;
+use std::cell::Cell;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -97,8 +98,10 @@ impl EventLoop {
                 self.server.set_clock_offset(clock::offset(self.poller.now));
             }
             self.server.begin(self.poller.now, self.due);
-            let clock = self.poller.clock;
-            while self.server.visit_next(|| clock.now()).is_some() {}
+            // The first visit takes the time at which the wait has ended: that is a moment ago.
+            let (clock, waited_until) = (self.poller.clock, Cell::new(Some(self.poller.now)));
+            let now = || waited_until.take().unwrap_or_else(|| clock.now());
+            while self.server.visit_next(now).is_some() {}
             self.poller.now = self.server.clock();
             self.server.commit(self.poller.now).map_err(cannot_write)?;
             self.server.flush(may_send(self.membership.as_ref()));
@@ -151,12 +154,12 @@ impl EventLoop {
         let EventLoop { poller, server, measurements, .. } = self;
         let now = poller.now;
         poller.notifier.update(now, || Status::Serving(server.summary()));
-        let Some(metrics) = &mut poller.metrics else { return };
-        if measurements.next_due() <= now {
-            measurements.update(server, now);
+        if let Some(metrics) = poller.metrics.as_mut().filter(|metrics| metrics.next_due() <= now) {
+            if measurements.next_due() <= now {
+                measurements.update(server, now);
+            }
             metrics.turn(ServerState::Serving(server, measurements), now);
-        } else if metrics.next_due() <= now {
-            metrics.turn(ServerState::Serving(server, measurements), now);
+            metrics.turn_by(measurements.next_due());
         }
     }
 
@@ -166,7 +169,6 @@ impl EventLoop {
         if self.poller.metrics.is_some() {
             let span = self.poller.read_clock().since(self.iteration_at);
             self.measurements.iterations.count(span);
-            next = next.min(self.measurements.next_due());
         }
         // There is no event when etcd does not acknowledge changes for some time.
         if self.membership.is_some() && !self.server.is_acknowledged() {
@@ -181,9 +183,12 @@ impl EventLoop {
 
     fn wait_for(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let EventLoop { poller, server, acceptor, .. } = self;
-        poller.wait(timeout, |event| {
-            if !acceptor.on_event(event.token()) {
-                server.note(ConnKey::from_index(event.token().0), readiness(event));
+        poller.wait(timeout, |event| match event.token() {
+            Token(index @ ..FIRST_OTHER) => {
+                server.note(ConnKey::from_index(index), readiness(event));
+            }
+            token => {
+                acceptor.on_event(token);
             }
         })?;
         self.iteration_at = self.poller.now;

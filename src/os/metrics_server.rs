@@ -6,6 +6,7 @@
 //! module has the bytes and the time.
 
 use super::acceptor::Acceptor;
+use super::poller::FIRST_OTHER;
 use crate::engine::monitor::http::HEAD_MAX;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState};
 use crate::engine::time::Nanos;
@@ -27,7 +28,7 @@ pub struct MetricsServer {
     /// Descriptors that are closed when a connection is accepted. So health checks are answered even
     /// if clients have all other descriptors.
     reserved_fds: Vec<OwnedFd>,
-    /// The token of a connection is its key above [`FIRST_CONN`].
+    /// The token of a connection is its key above [`FIRST_OTHER`].
     conns: Slab<HttpSocket>,
     /// How many connections have been accepted.
     accepted: u64,
@@ -57,9 +58,8 @@ const MAX_CONNS: usize = 64;
 const ACCEPTS_PER_ITERATION: usize = 32;
 /// This many connections find a descriptor even if clients have all others.
 const RESERVED_FDS: usize = 4;
-/// The tokens of connections count up from here, those of listeners down. No client has such a token.
-const FIRST_CONN: usize = usize::MAX / 2;
-const FIRST_LISTENER: usize = FIRST_CONN - 1;
+/// The tokens of listeners count down from here.
+const FIRST_LISTENER: usize = FIRST_OTHER + usize::MAX / 4;
 
 impl MetricsServer {
     /// Serves these listeners. At most `tubes_max` tubes have metrics of their own.
@@ -85,7 +85,7 @@ impl MetricsServer {
 
     /// Notes an event. Returns `false` if it is not one of these sockets.
     pub fn on_event(&mut self, event: &Event) -> bool {
-        let key = event.token().0.checked_sub(FIRST_CONN);
+        let key = event.token().0.checked_sub(FIRST_OTHER);
         if let Some(socket) = key.and_then(|key| self.conns.get_mut(key)) {
             socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
             socket.is_writable |= event.is_writable() || event.is_write_closed();
@@ -113,6 +113,11 @@ impl MetricsServer {
     /// Returns when [`MetricsServer::turn`] has something to do.
     pub fn next_due(&self) -> Nanos {
         self.due
+    }
+
+    /// Makes a turn due at this moment at the latest.
+    pub fn turn_by(&mut self, due: Nanos) {
+        self.due = self.due.min(due);
     }
 
     fn due_after_turn(&self) -> Nanos {
@@ -185,7 +190,7 @@ impl MetricsServer {
         let entry = self.conns.vacant_entry();
         let interest = Interest::READABLE | Interest::WRITABLE;
         let mut source = SourceFd(&stream.as_raw_fd());
-        let token = Token(FIRST_CONN + entry.key());
+        let token = Token(FIRST_OTHER + entry.key());
         if let Err(error) = self.registry.register(&mut source, token, interest) {
             return trace!("metrics connection closed: {error}");
         }

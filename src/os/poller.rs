@@ -43,6 +43,8 @@ const SHORT_WAIT: Nanos = Nanos::from_millis(5);
 /// suspended. The timeout of a poll does not, so a suspend delays a shorter wait by at most this.
 const LONG_WAIT: Nanos = Nanos::from_secs(1);
 
+/// The tokens below are keys of clients, which are the most frequent.
+pub const FIRST_OTHER: usize = usize::MAX / 2;
 const SIGNALS: Token = Token(usize::MAX);
 const ALARM: Token = Token(usize::MAX - 1);
 const WAKER: Token = Token(usize::MAX - 2);
@@ -120,7 +122,8 @@ impl Poller {
             Err(error) => return Err(error),
         }
         for event in &self.events {
-            match event.token() {
+            let is_known = match event.token() {
+                Token(..FIRST_OTHER) => false,
                 SIGNALS => {
                     while let Some(signal) = self.signals.next() {
                         match signal {
@@ -136,11 +139,17 @@ impl Poller {
                             Signal::Stop(stop) => self.stop = Some(stop),
                         }
                     }
+                    true
                 }
-                ALARM => self.alarm.on_readable(),
-                WAKER => {}
-                _ if self.metrics.as_mut().is_some_and(|metrics| metrics.on_event(event)) => {}
-                _ => note(event),
+                ALARM => {
+                    self.alarm.on_readable();
+                    true
+                }
+                WAKER => true,
+                _ => self.metrics.as_mut().is_some_and(|metrics| metrics.on_event(event)),
+            };
+            if !is_known {
+                note(event);
             }
         }
         Ok(())
