@@ -18,6 +18,7 @@
 //! | [`startup`] | the steps before the first client, how each can fail, and its exit code |
 //! | [`logging`] | the format of log lines |
 //! | [`options`] | flags to [`options::Options`], with meaning and default of each |
+//! | [`flags`] | command lines to flags, for the server and `beanstalkctl` |
 //! | [`os`] | sockets, files, signals, users, clock, the event loop |
 //! | [`engine::monitor`] | metrics for Prometheus, the status page, and the HTTP connections that ask for them |
 //! | [`engine::server`] | the connections with their streams: one iteration, from reading to sending |
@@ -75,6 +76,7 @@
 mod attention;
 pub mod ctl;
 mod engine;
+mod flags;
 mod logging;
 pub mod options;
 mod os;

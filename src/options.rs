@@ -8,13 +8,12 @@ mod etcd;
 use crate::engine::binlog::Syncing;
 use crate::engine::store::Settings;
 use crate::engine::time::Nanos;
+use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::os::listen::{Address, Port};
-use getopts::{Matches, ParsingStyle};
 use log::LevelFilter;
 use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 pub use crate::os::membership::EtcdOptions;
 
@@ -104,18 +103,14 @@ const FILE_SIZE_UNIT: u32 = 4096;
 
 /// Parses the arguments after the program's name. An error says what is wrong with them.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, String> {
-    let arguments = arguments.into_iter().map(OsString::into_string);
-    let arguments: Vec<String> = arguments
-        .collect::<Result<_, _>>()
-        .map_err(|argument| format!("not UTF-8: {}", argument.display()))?;
-    let flags = Flags(parser(true).parse(arguments).map_err(|error| describe(&error))?);
+    let flags = Flags::parse(&parser(true), arguments)?;
     if flags.has("h") {
         return Ok(Request::Help);
     }
     if flags.has("v") {
         return Ok(Request::Version);
     }
-    if let Some(argument) = flags.0.free.first() {
+    if let Some(argument) = flags.words.first() {
         return wrong(format!("unknown argument: {argument}"));
     }
     let modes: Vec<&str> = MODES.into_iter().filter(|mode| flags.has(mode)).collect();
@@ -183,65 +178,17 @@ const FLAGS: &str = "\
 -h --help: print this help and exit";
 
 fn parser(with_etcd: bool) -> getopts::Options {
-    let mut parser = getopts::Options::new();
-    parser.parsing_style(ParsingStyle::FloatingFrees);
     let (or_etcd, etcd_flags) = match with_etcd {
         true => (", or in etcd://HOST:PORT,.../PREFIX", etcd::FLAGS),
         false => ("", ""),
     };
-    for line in FLAGS.lines().chain(etcd_flags.lines()) {
-        let (names, help) = line.split_once(": ").expect("each flag has a help");
-        let help = &help.replace("{or etcd}", or_etcd);
-        let (mut short, mut long, mut argument) = ("", "", "");
-        for word in names.split(' ') {
-            match (word.strip_prefix("--"), word.strip_prefix('-')) {
-                (Some(name), _) => long = name,
-                (None, Some(name)) => short = name,
-                (None, None) => argument = word,
-            }
-        }
-        // The last one of several flags counts, as in C; getopts calls that "multi".
-        match argument {
-            "" => parser.optflagmulti(short, long, help),
-            _ => parser.optmulti(short, long, help, argument),
-        };
-    }
-    parser
+    let own = FLAGS.replace("{or etcd}", or_etcd);
+    flags::parser(own.lines().chain(etcd_flags.lines()))
 }
 
-/// The flags that were given.
-struct Flags(Matches);
-
 impl Flags {
-    fn has(&self, flag: &str) -> bool {
-        self.0.opt_present(flag)
-    }
-
-    /// Returns the argument of a flag, the last one if it is repeated.
-    fn text(&self, flag: &str) -> Option<String> {
-        self.0.opt_strs(flag).pop()
-    }
-
-    /// Returns the parsed argument of a flag. The error names what is `expected`.
-    fn value<T>(
-        &self,
-        flag: &str,
-        expected: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<Option<T>, String> {
-        let Some(text) = self.text(flag) else { return Ok(None) };
-        match parse(&text) {
-            None => wrong(format!("{}{flag} {text}: not {expected}", dashes(flag))),
-            value => Ok(value),
-        }
-    }
-
-    fn number<N: FromStr>(&self, flag: &str) -> Result<Option<N>, String> {
-        self.value(flag, "a number in range", number)
-    }
-
     /// Returns a size in bytes.
-    fn size(&self, flag: &str) -> Result<Option<u64>, String> {
+    fn size(&self, flag: &str) -> Result<Option<u64>, UsageError> {
         self.value(flag, A_SIZE, size)
     }
 
@@ -253,7 +200,7 @@ impl Flags {
         most: u32,
         what: &str,
         warnings: &mut Vec<String>,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, UsageError> {
         let parse = |text: &str| c_number(text).or_else(|| size(text));
         let asked = self.value(flag, A_SIZE, parse)?.unwrap_or(default.into());
         if asked > most.into() {
@@ -262,7 +209,7 @@ impl Flags {
         Ok(u32::try_from(asked).map_or(most, |asked| asked.min(most)))
     }
 
-    fn file_size(&self, warnings: &mut Vec<String>) -> Result<u32, String> {
+    fn file_size(&self, warnings: &mut Vec<String>) -> Result<u32, UsageError> {
         const LARGEST: u32 = u32::MAX / FILE_SIZE_UNIT * FILE_SIZE_UNIT;
         let default = Settings::DEFAULT.binlog_file_size;
         let what = "the size of a binlog file";
@@ -292,7 +239,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
     let mut warnings: Vec<String> = ignored.map(no_effect).collect();
     let mode = flags.value("socket-mode", "an octal number from 0 to 777", |text| {
         // `from_str_radix` accepts a sign too.
-        u32::from_str_radix(text, 8).ok().filter(|&mode| is_plain(text) && mode <= 0o777)
+        u32::from_str_radix(text, 8).ok().filter(|&mode| is_digits(text) && mode <= 0o777)
     })?;
     let listen = listen_address(flags, mode)?;
     let metrics = flags.text("metrics").map(|text| metrics_address(&text, mode)).transpose()?;
@@ -335,7 +282,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         max_connections: max_connections.map_or(usize::MAX, NonZero::get),
         metrics,
         metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
-        log_level: LEVELS[flags.0.opt_count("V").min(LEVELS.len() - 1)],
+        log_level: LEVELS[flags.count("V").min(LEVELS.len() - 1)],
         log_format: log_format.unwrap_or_default(),
         warnings,
     })
@@ -409,7 +356,7 @@ fn c_number(text: &str) -> Option<u64> {
         Some(digits) => (digits, true),
         None => (text.strip_prefix('+').unwrap_or(text), false),
     };
-    if digits.is_empty() || !is_plain(digits) {
+    if digits.is_empty() || !is_digits(digits) {
         return None;
     }
     match digits.parse::<u64>() {
@@ -428,31 +375,6 @@ fn size(text: &str) -> Option<u64> {
         _ => (text.as_bytes(), 0),
     };
     number::<u64>(str::from_utf8(digits).ok()?)?.checked_mul(1 << shift)
-}
-
-fn number<N: FromStr>(text: &str) -> Option<N> {
-    // `FromStr` would take a sign too.
-    text.parse().ok().filter(|_| is_plain(text))
-}
-
-fn is_plain(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-fn dashes(flag: &str) -> &'static str {
-    if flag.len() == 1 { "-" } else { "--" }
-}
-
-fn describe(error: &getopts::Fail) -> String {
-    let (what, name) = match error {
-        getopts::Fail::UnrecognizedOption(name) => ("unknown flag", name),
-        getopts::Fail::ArgumentMissing(name) => ("flag requires an argument", name),
-        getopts::Fail::UnexpectedArgument(name) => ("flag takes no argument", name),
-        getopts::Fail::OptionMissing(_) | getopts::Fail::OptionDuplicated(_) => {
-            return error.to_string();
-        }
-    };
-    format!("{what}: {}{name}", dashes(name))
 }
 
 #[cfg(test)]

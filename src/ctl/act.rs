@@ -3,11 +3,11 @@
 use super::conn::{Conn, EXIT_REFUSED, Fields};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task, request};
-use super::{Args, Ctl, args, usage_error};
+use super::{Ctl, Flags, args, usage_error};
 use crate::os::failure::Failure;
 
 /// `retry`
-pub fn retry(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let states: &[&str] = if args.has("delayed") { &["buried", "delayed"] } else { &["buried"] };
     let (is_all, limit) = (args.has("all"), args.number("limit")?);
     let needs = |what: &str| usage_error(&format!("retry: needs {what}"));
@@ -24,7 +24,7 @@ pub fn retry(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 }
 
 /// `delete`
-pub fn delete(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let ids = args.ids(0)?;
     let task = Task { verb: "delete", done: "deleted", to: "", asks: ids.len() > 1 };
     let selection = Selection { tube: None, ids, states: NOT_HELD, limit: u64::MAX };
@@ -36,7 +36,7 @@ fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result<(), Failure> {
 }
 
 /// `flush`
-pub fn flush(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let states: &[&str] = if args.has("buried") { &["buried"] } else { &["any"] };
     let tube = look::tube(&mut ctl.conn, &args.words[0])?;
     let selection = Selection::of_tube(tube, states);
@@ -73,7 +73,7 @@ pub fn flush_selected(ctl: &mut Ctl, mut selection: Selection) -> Result<(), Fai
 }
 
 /// `move`
-pub fn move_jobs(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
     let ids = args.ids(2)?;
     let states: &[&str] = match args.state()? {

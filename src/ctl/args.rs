@@ -1,31 +1,24 @@
-//! Command lines: words and options to numbers, names and times. It must not know a server.
+//! Command lines: which command runs, its options, names and times. It must not know a server.
 
 use super::conn::Conn;
 use super::work::Work;
 use super::{COMMANDS, Ctl, EXIT_USAGE, Run, print};
 use crate::engine::text::is_tube_name;
+use crate::flags::{self, Flags, UsageError, number};
 use crate::os::failure::Failure;
-use getopts::{Matches, ParsingStyle};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::str::FromStr;
 use std::time::Duration;
 
-/// The words after the command, and the options.
-pub struct Args {
-    pub words: Vec<String>,
-    matches: Matches,
-}
-
-/// The options of all commands: a letter, a name, its argument, help.
-const OPTIONS: [(&str, &str, &str, &str); 7] = [
-    ("s", "server", "SERVER", "HOST[:PORT] or unix:PATH ($BEANSTALKD)"),
-    ("", "json", "", "print one JSON object a line"),
-    ("n", "dry-run", "", "print what would happen, and change nothing"),
-    ("", "yes", "", "do not ask"),
-    ("", "timeout", "SECS", "time to connect, and for each reply (5 s)"),
-    ("h", "help", "", "print this help"),
-    ("v", "version", "", "print the version"),
-];
+/// The options of all commands.
+const OPTIONS: &str = "\
+-s --server SERVER: HOST[:PORT] or unix:PATH ($BEANSTALKD)
+--json: print one JSON object a line
+-n --dry-run: print what would happen, and change nothing
+--yes: do not ask
+--timeout SECS: time to connect, and for each reply (5 s)
+-h --help: print this help
+-v --version: print the version";
 
 const DEFAULT_SERVER: &str = "127.0.0.1:11300";
 const DEFAULT_PORT: &str = "11300";
@@ -35,34 +28,28 @@ pub fn usage_error(message: &str) -> Failure {
     Failure::new(EXIT_USAGE, format!("{message}\nTry 'beanstalkctl --help'."))
 }
 
-/// Returns the options in the usage of a command, each with whether it has an argument.
-fn options(usage: &'static str) -> impl Iterator<Item = (&'static str, bool)> {
+impl From<UsageError> for Failure {
+    fn from(UsageError(message): UsageError) -> Failure {
+        usage_error(&message)
+    }
+}
+
+/// Returns the options in the usage of a command, as lines for the parser.
+fn options(usage: &'static str) -> impl Iterator<Item = String> {
     let words = usage.split([' ', '|', '[', ']']);
     let next = words.clone().skip(1).chain([""]);
-    let option = |(word, next): (&'static str, &str)| {
-        Some((word.strip_prefix("--")?, next.starts_with(char::is_uppercase)))
-    };
-    words.zip(next).filter_map(option)
+    let options = words.zip(next).filter(|(word, _)| word.starts_with("--"));
+    options.map(|(option, next)| match next.starts_with(char::is_uppercase) {
+        true => format!("{option} {next}: "),
+        false => format!("{option}: "),
+    })
 }
 
 /// Parses the arguments after the program's name. Returns what runs the command, with what it needs.
-pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Args), Failure> {
-    let mut flags = getopts::Options::new();
-    flags.parsing_style(ParsingStyle::FloatingFrees);
-    let mut add = |short, long, has_argument: bool| match has_argument {
-        true => drop(flags.optopt(short, long, "", "")),
-        false => drop(flags.optflag(short, long, "")),
-    };
-    OPTIONS.iter().for_each(|(short, long, argument, _)| add(short, long, !argument.is_empty()));
-    let mut known: Vec<&str> = Vec::new();
-    for (name, has_argument) in COMMANDS.iter().flat_map(|command| options(command.0)) {
-        if !known.contains(&name) {
-            known.push(name);
-            add("", name, has_argument);
-        }
-    }
-    let matches = flags.parse(arguments).map_err(|error| usage_error(&error.to_string()))?;
-    let mut args = Args { words: matches.free.clone(), matches };
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Flags), Failure> {
+    let own: BTreeSet<String> = COMMANDS.iter().flat_map(|command| options(command.0)).collect();
+    let parser = flags::parser(OPTIONS.lines().chain(own.iter().map(String::as_str)));
+    let mut args = Flags::parse(&parser, arguments)?;
     let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
     let server = args.text("server").or_else(from_environment);
     let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER));
@@ -83,9 +70,30 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Arg
     } else if args.has("version") {
         |_, _| print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION")))
     } else {
-        args.command(&known)?
+        command(&mut args, &own)?
     };
     Ok((run, ctl, args))
+}
+
+/// Removes the name of the command from the words, and returns what runs it. Its words must be as many as it
+/// takes, and of the options that `known` commands have, only its own are allowed.
+fn command(args: &mut Flags, known: &BTreeSet<String>) -> Result<Run, Failure> {
+    if args.words.is_empty() {
+        return Err(usage_error("no command"));
+    }
+    let name = args.words.remove(0);
+    let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
+    let &(usage, least, most, _, run) =
+        command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
+    if !(least..=most).contains(&args.words.len()) {
+        return Err(usage_error(&format!("use: beanstalkctl {usage}")));
+    }
+    let others = known.iter().filter(|line| options(usage).all(|own| own != **line));
+    let mut others = others.filter_map(|line| line[2..].split([' ', ':']).next());
+    match others.find(|option| args.has(option)) {
+        Some(other) => Err(usage_error(&format!("{name} has no option --{other}"))),
+        None => Ok(run),
+    }
 }
 
 /// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
@@ -101,68 +109,29 @@ fn address(text: &str) -> String {
 }
 
 fn help() -> String {
-    let line = |left: &str, help: &str| match left.len() {
-        0..29 => format!("  {left:28} {help}\n"),
-        _ => format!("  {left}\n  {:28} {help}\n", ""),
-    };
     let mut text = "Use: beanstalkctl [OPTIONS] COMMAND ...\n\nCommands:\n".to_string();
-    COMMANDS.iter().for_each(|(usage, _, _, help, _)| text += &line(usage, help));
-    text += "\nOptions, before or after the command:\n";
-    for (short, long, argument, help) in OPTIONS {
-        let short = if short.is_empty() { String::new() } else { format!("-{short}, ") };
-        text += &line(&format!("{short}--{long} {argument}"), help);
+    for (usage, _, _, help, _) in COMMANDS {
+        text += &match usage.len() {
+            0..29 => format!("  {usage:28} {help}\n"),
+            _ => format!("  {usage}\n  {:28} {help}\n", ""),
+        };
     }
-    text + "\nTimes: 90, 90s, 15m, 2h. States: ready, reserved, delayed, buried, any.\n\
-        Exit codes: 0 done, 1 not found or partly done, 2 usage or not confirmed,\n\
-        3 no connection or no reply, 4 the server refused."
+    flags::parser(OPTIONS.lines()).usage(text.trim_end())
+        + "\nTimes: 90, 90s, 15m, 2h. States: ready, reserved, delayed, buried, any.\n\
+           Exit codes: 0 done, 1 not found or partly done, 2 usage or not confirmed,\n\
+           3 no connection or no reply, 4 the server refused."
 }
 
-impl Args {
-    /// Removes the name of the command from the words, and returns what runs it. Its words must be as many
-    /// as it takes, and of the options of commands that are `known`, only its own are allowed.
-    fn command(&mut self, known: &[&str]) -> Result<Run, Failure> {
-        if self.words.is_empty() {
-            return Err(usage_error("no command"));
-        }
-        let name = self.words.remove(0);
-        let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
-        let &(usage, least, most, _, run) =
-            command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
-        if !(least..=most).contains(&self.words.len()) {
-            return Err(usage_error(&format!("use: beanstalkctl {usage}")));
-        }
-        let is_other =
-            |name: &&&str| self.has(name) && options(usage).all(|(own, _)| own != **name);
-        match known.iter().find(is_other) {
-            Some(other) => Err(usage_error(&format!("{name} has no option --{other}"))),
-            None => Ok(run),
-        }
-    }
-
-    /// Returns whether the option is there.
-    pub fn has(&self, option: &str) -> bool {
-        self.matches.opt_present(option)
-    }
-
-    /// Returns the argument of an option.
-    pub fn text(&self, option: &str) -> Option<String> {
-        self.matches.opt_str(option)
-    }
-
-    /// Returns the number that an option has.
-    pub fn number<N: FromStr>(&self, option: &str) -> Result<Option<N>, Failure> {
-        self.parsed(option, "not a number", number)
-    }
-
+impl Flags {
     /// Returns the seconds that an option has.
-    pub fn time(&self, option: &str) -> Result<Option<u32>, Failure> {
-        self.parsed(option, "not a time, such as 90, 90s, 15m or 2h", seconds)
+    pub fn time(&self, option: &str) -> Result<Option<u32>, UsageError> {
+        self.value(option, "a time, such as 90, 90s, 15m or 2h", seconds)
     }
 
     /// Returns the state of jobs that `--state` has.
-    pub fn state(&self) -> Result<Option<&'static str>, Failure> {
+    pub fn state(&self) -> Result<Option<&'static str>, UsageError> {
         let states = ["ready", "reserved", "delayed", "buried", "any"];
-        self.parsed("state", "not ready, reserved, delayed, buried or any", |text| {
+        self.value("state", "ready, reserved, delayed, buried or any", |text| {
             states.into_iter().find(|state| *state == text)
         })
     }
@@ -170,16 +139,6 @@ impl Args {
     /// Returns the words from an index on as ids of jobs.
     pub fn ids(&self, from: usize) -> Result<Vec<u64>, Failure> {
         self.words[from..].iter().map(|word| id(word)).collect()
-    }
-
-    fn parsed<T>(
-        &self,
-        option: &str,
-        wanted: &str,
-        parse: impl Fn(&str) -> Option<T>,
-    ) -> Result<Option<T>, Failure> {
-        let wrong = |text: &str| usage_error(&format!("--{option} {text}: {wanted}"));
-        self.text(option).map(|text| parse(&text).ok_or_else(|| wrong(&text))).transpose()
     }
 }
 
@@ -201,11 +160,6 @@ pub fn seconds(text: &str) -> Option<u32> {
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
     let (text, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
     number::<u32>(text)?.checked_mul(secs)
-}
-
-/// Returns the number that `text` is: digits, without a sign.
-pub fn number<N: FromStr>(text: &str) -> Option<N> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -250,12 +204,9 @@ mod tests {
     #[test]
     fn options_stand_in_the_usage() {
         let of = |usage| options(usage).collect::<Vec<_>>();
-        let retry = [("all", false), ("limit", true), ("delayed", false)];
+        let retry = ["--all: ", "--limit N: ", "--delayed: "];
         assert_eq!(of("retry ID...|TUBE --all|--limit N [--delayed]"), retry);
-        assert_eq!(of("pause TUBE...|--all [TIME]"), [("all", false)]);
-        assert_eq!(
-            of("drain TUBE... [--held] [--within TIME]"),
-            [("held", false), ("within", true)]
-        );
+        assert_eq!(of("pause TUBE...|--all [TIME]"), ["--all: "]);
+        assert_eq!(of("drain TUBE... [--held] [--within TIME]"), ["--held: ", "--within TIME: "]);
     }
 }

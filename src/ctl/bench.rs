@@ -5,7 +5,7 @@ use super::conn::{Conn, Fields};
 use super::look;
 use super::print::{Listing, json_string};
 use super::select::Selection;
-use super::{Args, Ctl, print, usage_error};
+use super::{Ctl, Flags, print, usage_error};
 use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -23,7 +23,7 @@ const MAX_CONNECTIONS: u64 = 1000;
 type Latencies = [Vec<u64>; 3];
 
 /// `bench`
-pub fn bench(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let jobs = args.number("jobs")?.unwrap_or(DEFAULT_JOBS);
     let connections = args.number("connections")?.unwrap_or(1);
     let body = vec![b'x'; args.number("size")?.unwrap_or(DEFAULT_SIZE)];
@@ -65,7 +65,7 @@ pub fn bench(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
     ctl.work.add(done.into_inner());
     let (done, nanos) = (ctl.work.done, clock::monotonic().since(start).as_nanos());
     let mut latencies = Latencies::default();
-    let ended = results.into_iter().try_for_each(|own| {
+    let ended: Result<(), Failure> = results.into_iter().try_for_each(|own| {
         latencies.iter_mut().zip(own?).for_each(|(all, own)| all.extend(own));
         Ok(())
     });

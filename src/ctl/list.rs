@@ -3,7 +3,7 @@
 use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
 use super::print::{Listing, escaped, json_body, span, terminal_size};
-use super::{Args, Ctl, EXIT_PARTLY, args, complain, print, print_with};
+use super::{Ctl, EXIT_PARTLY, Flags, args, complain, print, print_with};
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ const PREVIEW_MAX: u64 = 65_536;
 const PREVIEW_LEN: usize = 80;
 
 /// `failed`
-pub fn failed(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let mut left = args.number("limit")?.unwrap_or(u64::MAX);
     let tubes = match args.words.first() {
         Some(name) => vec![look::tube(&mut ctl.conn, name)?],
@@ -40,7 +40,7 @@ pub fn failed(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 }
 
 /// `jobs`
-pub fn jobs(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn jobs(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let state = args.state()?.unwrap_or("any");
     let after = args.number("after")?.unwrap_or(0);
     let limit = args.number("limit")?.unwrap_or(u64::MAX);
@@ -78,7 +78,7 @@ fn show(ctl: &mut Ctl, pages: &mut Pages, listing: &mut Listing) -> Result<u64, 
 }
 
 /// `job`
-pub fn job(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn job(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let id = args::id(&args.words[0])?;
     let conn = &mut ctl.conn;
     let gone = || Failure::new(EXIT_PARTLY, format!("job {id}: not found"));
@@ -107,7 +107,7 @@ pub fn job(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 }
 
 /// `workers`
-pub fn workers(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let tube = args.words.first().map(|name| args::tube(name)).transpose()?;
     let of_tube = tube.map_or(String::new(), |tube| format!(" {tube}"));
     let conn = &mut ctl.conn;

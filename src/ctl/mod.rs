@@ -33,8 +33,9 @@ mod status;
 mod transfer;
 mod work;
 
+use crate::flags::Flags;
 use crate::os::failure::Failure;
-use args::{Args, usage_error};
+use args::usage_error;
 use conn::Conn;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -47,7 +48,7 @@ const EXIT_PARTLY: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 
 /// Runs a command.
-type Run = fn(&mut Ctl, &Args) -> Result<(), Failure>;
+type Run = fn(&mut Ctl, &Flags) -> Result<(), Failure>;
 
 /// A command: its words and options, the least and the most words, help, and what runs it.
 type Command = (&'static str, usize, usize, &'static str, Run);

@@ -3,7 +3,7 @@
 use super::args::{self, seconds};
 use super::look::{self, Tube};
 use super::print::capitalized;
-use super::{Args, Ctl, print, usage_error};
+use super::{Ctl, Flags, print, usage_error};
 use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -16,7 +16,7 @@ const DEFAULT_PAUSE: u32 = 3600;
 const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// `pause`
-pub fn pause(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let mut work = (&args.words[..], DEFAULT_PAUSE);
     // The name of a tube may look like a time.
     if let [tubes @ .., last] = work.0
@@ -29,13 +29,13 @@ pub fn pause(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 }
 
 /// `resume`
-pub fn resume(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn resume(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     set_pause(ctl, args, (&args.words, 0), ("resume", "resumed"))
 }
 
 fn set_pause(
     ctl: &mut Ctl,
-    args: &Args,
+    args: &Flags,
     (words, time): (&[String], u32),
     (verb, done): (&str, &str),
 ) -> Result<(), Failure> {
@@ -65,7 +65,7 @@ fn set_pause(
 }
 
 /// `drain`
-pub fn drain(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let within = args.time("within")?;
     let states: &[&str] =
         if args.has("held") { &["reserved"] } else { &["ready", "reserved", "delayed"] };

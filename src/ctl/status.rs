@@ -4,7 +4,7 @@ use super::conn::Fields;
 use super::look::{self, Tube};
 use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
-use super::{Args, Ctl, args, complain, print, print_with, usage_error};
+use super::{Ctl, Flags, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::time::Nanos;
 use crate::os::failure::Failure;
@@ -115,7 +115,7 @@ fn note(tube: &Tube, problems: &[Problem]) -> String {
 }
 
 /// `status`
-pub fn status(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+pub fn status(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let Look { rows, .. } = Look::after(&Look::default(), ctl)?;
     show(ctl, &rows, usize::MAX, false)?;
     for problem in server_problems(ctl)? {
@@ -128,7 +128,7 @@ pub fn status(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
 }
 
 /// `check`
-pub fn check(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+pub fn check(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let unknown = |failure: Failure| (3, "UNKNOWN", failure.message);
     let (exit_code, word, text) = verdict(ctl).unwrap_or_else(unknown);
     ctl.work.exit_code = exit_code;
@@ -165,7 +165,7 @@ fn verdict(ctl: &mut Ctl) -> Result<(u8, &'static str, String), Failure> {
 }
 
 /// `top`
-pub fn top(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn top(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let secs =
         args.words.first().map_or(Some(2), |word| args::seconds(word)).filter(|&secs| secs > 0);
     let secs = secs.ok_or_else(|| usage_error("top: not a time, such as 2 or 10s"))?;
@@ -189,7 +189,7 @@ pub fn top(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 }
 
 /// `tubes`
-pub fn tubes(ctl: &mut Ctl, _: &Args) -> Result<(), Failure> {
+pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let names = look::tube_names(&mut ctl.conn)?;
     print_with(|out| {
         names.iter().try_for_each(|name| match ctl.is_json {

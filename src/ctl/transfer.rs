@@ -7,9 +7,10 @@ use super::act::give_back;
 use super::conn::{Fields, lacks};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task};
-use super::{Args, Ctl, EXIT_PARTLY, EXIT_USAGE, args, complain, dump, print, print_with};
-use super::{unwritten, usage_error};
+use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, args, complain, dump, print};
+use super::{print_with, unwritten, usage_error};
 use crate::engine::text::name_prefix_len;
+use crate::flags;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ pub const DEFAULT_PRI: u32 = 1024;
 pub const DEFAULT_TTR: u32 = 60;
 
 /// `put`
-pub fn put(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let tube = args::tube(&args.words[0])?;
     let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI).into();
     let delay = args.time("delay")?.unwrap_or(0).into();
@@ -57,13 +58,13 @@ pub fn put(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
 pub fn is_key(text: &str, least: u32) -> bool {
     let number = name_prefix_len(text.as_bytes()).map(|len| &text[len..]);
     number.is_some_and(|number| match number.strip_prefix(':') {
-        Some(number) => args::number(number).is_some_and(|number: u32| number >= least),
+        Some(number) => flags::number(number).is_some_and(|number: u32| number >= least),
         None => number.is_empty(),
     })
 }
 
 /// `export`
-pub fn export(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn export(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let takes = args.has("take");
     let (verb, states): (_, &[&str]) =
         if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
@@ -115,7 +116,7 @@ fn now() -> u64 {
 }
 
 /// `import`
-pub fn import(ctl: &mut Ctl, args: &Args) -> Result<(), Failure> {
+pub fn import(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
     ctl.begin("import", "imported", 0);

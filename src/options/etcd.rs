@@ -1,6 +1,7 @@
 //! The flags of a binlog in etcd: the URL, the lease, and the files for TLS.
 
-use super::{Flags, wrong};
+use super::wrong;
+use crate::flags::{Flags, number};
 use crate::os::membership::{EtcdOptions, TlsFiles};
 use std::path::PathBuf;
 
@@ -51,7 +52,7 @@ pub fn etcd_options(url: &str, flags: &Flags) -> Result<EtcdOptions, String> {
         file_size: flags.file_size(&mut Vec::new())?,
         lease_ttl_secs: flags
             .value("lease-ttl", "from 2 to 60", |text| {
-                super::number(text).filter(|secs| (2..=60).contains(secs))
+                number(text).filter(|secs| (2..=60).contains(secs))
             })?
             .unwrap_or(DEFAULT_LEASE_TTL_SECS),
         quota: flags.size("etcd-quota")?.unwrap_or(DEFAULT_QUOTA),
@@ -94,7 +95,7 @@ fn node(text: &str) -> Option<String> {
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => DEFAULT_PORT,
         None => return None,
-        Some(port) => super::number::<u16>(port).filter(|&port| port > 0)?,
+        Some(port) => number::<u16>(port).filter(|&port| port > 0)?,
     };
     Some(format!("{host}:{port}"))
 }

@@ -1,0 +1,115 @@
+//! Flags of command lines, those of the server and of `beanstalkctl`: how they are described, parsed and read. It
+//! knows none of them.
+
+use getopts::{Fail, Matches, Options, ParsingStyle};
+use std::ffi::OsString;
+use std::str::FromStr;
+
+/// The flags and the other words of a command line.
+pub struct Flags {
+    pub words: Vec<String>,
+    matches: Matches,
+}
+
+/// Why a command line is not valid.
+pub struct UsageError(pub String);
+
+/// Returns a parser of flags. A line describes each: its names, its argument if it has one, and its help.
+pub fn parser<'l>(lines: impl Iterator<Item = &'l str>) -> Options {
+    let mut parser = Options::new();
+    parser.parsing_style(ParsingStyle::FloatingFrees);
+    for line in lines {
+        let (names, help) = line.split_once(": ").expect("each flag has a help");
+        let (mut short, mut long, mut argument) = ("", "", "");
+        for word in names.split(' ') {
+            match (word.strip_prefix("--"), word.strip_prefix('-')) {
+                (Some(name), _) => long = name,
+                (None, Some(name)) => short = name,
+                (None, None) => argument = word,
+            }
+        }
+        // The last one of several flags counts, as in C; getopts calls that "multi".
+        match argument {
+            "" => parser.optflagmulti(short, long, help),
+            _ => parser.optmulti(short, long, help, argument),
+        };
+    }
+    parser
+}
+
+impl Flags {
+    /// Parses the arguments after the program's name.
+    pub fn parse(
+        parser: &Options,
+        arguments: impl IntoIterator<Item = OsString>,
+    ) -> Result<Flags, UsageError> {
+        let arguments = arguments.into_iter().map(OsString::into_string);
+        let not_text = |argument: OsString| format!("not UTF-8: {}", argument.display());
+        let arguments: Result<Vec<String>, String> =
+            arguments.map(|argument| argument.map_err(not_text)).collect();
+        let parsed = arguments.and_then(|all| parser.parse(all).map_err(|error| describe(&error)));
+        let matches = parsed.map_err(UsageError)?;
+        Ok(Flags { words: matches.free.clone(), matches })
+    }
+
+    pub fn has(&self, flag: &str) -> bool {
+        self.matches.opt_present(flag)
+    }
+
+    pub fn count(&self, flag: &str) -> usize {
+        self.matches.opt_count(flag)
+    }
+
+    /// Returns the argument of a flag, the last one if it is repeated.
+    pub fn text(&self, flag: &str) -> Option<String> {
+        self.matches.opt_strs(flag).pop()
+    }
+
+    /// Returns the parsed argument of a flag. The error names what is `expected`.
+    pub fn value<T>(
+        &self,
+        flag: &str,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, UsageError> {
+        let Some(text) = self.text(flag) else { return Ok(None) };
+        match parse(&text) {
+            None => Err(UsageError(format!("{}{flag} {text}: not {expected}", dashes(flag)))),
+            value => Ok(value),
+        }
+    }
+
+    pub fn number<N: FromStr>(&self, flag: &str) -> Result<Option<N>, UsageError> {
+        self.value(flag, "a number in range", number)
+    }
+}
+
+/// Returns the number that `text` is: digits, without a sign.
+pub fn number<N: FromStr>(text: &str) -> Option<N> {
+    // `FromStr` would take a sign too.
+    text.parse().ok().filter(|_| is_digits(text))
+}
+
+pub fn is_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn dashes(flag: &str) -> &'static str {
+    if flag.len() == 1 { "-" } else { "--" }
+}
+
+fn describe(error: &Fail) -> String {
+    let (what, name) = match error {
+        Fail::UnrecognizedOption(name) => ("unknown flag", name),
+        Fail::ArgumentMissing(name) => ("flag requires an argument", name),
+        Fail::UnexpectedArgument(name) => ("flag takes no argument", name),
+        Fail::OptionMissing(_) | Fail::OptionDuplicated(_) => return error.to_string(),
+    };
+    format!("{what}: {}{name}", dashes(name))
+}
+
+impl From<UsageError> for String {
+    fn from(UsageError(message): UsageError) -> String {
+        message
+    }
+}
