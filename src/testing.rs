@@ -10,7 +10,7 @@ pub use crate::engine::conn::Doing;
 pub use crate::engine::headroom::refuse_growth;
 pub use crate::engine::keys::{ConnKey, JobKey, Key};
 pub use crate::engine::limits::Limits;
-pub use crate::engine::monitor::http_conn::{HttpConn, ServerState};
+pub use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 pub use crate::engine::monitor::measurements::Measurements;
 pub use crate::engine::protocol::stats::{self, ProcessInfo, ProcessorTime};
 pub use crate::engine::queue::replay::{Recovered, ReplayError};

@@ -7,16 +7,14 @@
 
 use super::acceptor::Acceptor;
 use super::poller::FIRST_OTHER;
-use crate::engine::monitor::http::HEAD_MAX;
-use crate::engine::monitor::http_conn::{HttpConn, ServerState};
+use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 use crate::engine::time::Nanos;
 use log::trace;
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
-use slab::Slab;
 use socket2::Socket;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -28,26 +26,16 @@ pub struct MetricsServer {
     /// Descriptors that are closed when a connection is accepted. So health checks are answered even
     /// if clients have all other descriptors.
     reserved_fds: Vec<OwnedFd>,
-    /// The token of a connection is its key above [`FIRST_OTHER`].
-    conns: Slab<HttpSocket>,
-    /// How many connections have been accepted.
-    accepted: u64,
-    /// The key of the connection that comes first when the next slice of an answer is made.
-    next_slice: usize,
+    /// With their tokens, the oldest first.
+    conns: Vec<(Token, HttpConn<Socket>)>,
+    /// The token of the last connection that was accepted.
+    last_token: usize,
+    /// The connection for which the last slice of an answer was made.
+    last_slice: Token,
     /// At most this many tubes have metrics of their own.
     tubes_max: usize,
     /// When [`MetricsServer::turn`] has something to do without an event.
     due: Nanos,
-}
-
-#[derive(Debug)]
-struct HttpSocket {
-    /// How many connections were accepted before.
-    seq: u64,
-    stream: Socket,
-    conn: HttpConn,
-    is_readable: bool,
-    is_writable: bool,
 }
 
 /// Other connections wait in the kernel until one ends, times out or is evicted. A connection without
@@ -73,9 +61,9 @@ impl MetricsServer {
             registry: registry.try_clone()?,
             acceptor: Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?,
             reserved_fds: Vec::new(),
-            conns: Slab::with_capacity(MAX_CONNS),
-            accepted: 0,
-            next_slice: 0,
+            conns: Vec::with_capacity(MAX_CONNS),
+            last_token: FIRST_OTHER,
+            last_slice: Token(FIRST_OTHER),
             tubes_max,
             due: Nanos::ZERO,
         };
@@ -85,10 +73,12 @@ impl MetricsServer {
 
     /// Notes an event. Returns `false` if it is not one of these sockets.
     pub fn on_event(&mut self, event: &Event) -> bool {
-        let key = event.token().0.checked_sub(FIRST_OTHER);
-        if let Some(socket) = key.and_then(|key| self.conns.get_mut(key)) {
-            socket.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
-            socket.is_writable |= event.is_writable() || event.is_write_closed();
+        let own = self.conns.iter_mut().find(|(token, _)| *token == event.token());
+        if let Some((_, conn)) = own {
+            conn.note(
+                event.is_readable() || event.is_read_closed() || event.is_error(),
+                event.is_writable() || event.is_write_closed(),
+            );
         } else if !self.acceptor.on_event(event.token()) {
             return false;
         }
@@ -99,12 +89,7 @@ impl MetricsServer {
     /// Serves each connection without waiting, and makes at most one slice of an answer.
     pub fn turn(&mut self, state: ServerState<'_>, now: Nanos) {
         self.accept(state, now);
-        for key in 0..MAX_CONNS {
-            let Some(socket) = self.conns.get_mut(key) else { continue };
-            if let Err(why) = socket.serve(state, now) {
-                self.close(key, &why);
-            }
-        }
+        self.serve(|(_, conn)| conn.serve(state, now));
         self.make_slice(state, now);
         self.reserve_fds();
         self.due = self.due_after_turn();
@@ -121,13 +106,24 @@ impl MetricsServer {
     }
 
     fn due_after_turn(&self) -> Nanos {
-        let mut sockets = self.conns.iter().map(|(_, socket)| socket);
-        if sockets.any(|socket| socket.conn.wants_slice() || socket.can_go_on()) {
+        let conns = || self.conns.iter().map(|(_, conn)| conn);
+        if conns().any(|conn| conn.wants_slice() || conn.can_go_on()) {
             return Nanos::ZERO;
         }
-        let deadlines = self.conns.iter().map(|(_, socket)| socket.conn.deadline());
         let accept = self.acceptor.next_due().max(self.has_room_at());
-        deadlines.fold(accept, Nanos::min)
+        conns().map(HttpConn::deadline).fold(accept, Nanos::min)
+    }
+
+    /// Serves each connection, and closes those that have failed or ended.
+    fn serve(&mut self, mut serve: impl FnMut(&mut (Token, HttpConn<Socket>)) -> io::Result<()>) {
+        let count = self.conns.len();
+        self.conns.retain_mut(|conn| {
+            let served = serve(conn);
+            served.inspect_err(|why| trace!("metrics connection closed: {why}")).is_ok()
+        });
+        if self.conns.len() < count {
+            self.acceptor.on_close();
+        }
     }
 
     /// Takes descriptors until there are [`RESERVED_FDS`], counting those of connections.
@@ -145,24 +141,25 @@ impl MetricsServer {
     /// Returns from when on one more connection can be accepted: at once, or when one may be evicted.
     fn has_room_at(&self) -> Nanos {
         let oldest = self.oldest().filter(|_| self.conns.len() == MAX_CONNS);
-        oldest.map_or(Nanos::ZERO, |(evictable_at, ..)| evictable_at)
+        oldest.map_or(Nanos::ZERO, |(_, evictable_at)| evictable_at)
     }
 
-    /// Returns from when on the next connection may be evicted, its place in the order, and its key. The
-    /// oldest one without a complete request comes first.
-    fn oldest(&self) -> Option<(Nanos, u64, usize)> {
-        let place = |(key, socket): (_, &HttpSocket)| (socket.conn.evictable_at(), socket.seq, key);
-        self.conns.iter().map(place).min()
+    /// Returns the index of the connection that is evicted next, and from when on. The oldest one without a
+    /// complete request comes first.
+    fn oldest(&self) -> Option<(usize, Nanos)> {
+        let conns = self.conns.iter().map(|(_, conn)| conn.evictable_at()).enumerate();
+        conns.min_by_key(|&(_, evictable_at)| evictable_at)
     }
 
     /// Closes the oldest connection if it may be evicted by now. Without eviction a few silent or slow
     /// connections could keep all others out.
     fn evict(&mut self, now: Nanos) -> bool {
-        let oldest = self.oldest().filter(|&(evictable_at, ..)| evictable_at <= now);
-        if let Some((.., key)) = oldest {
-            self.close(key, &io::Error::other("evicted for a new one"));
-        }
-        oldest.is_some()
+        let oldest = self.oldest().filter(|&(_, evictable_at)| evictable_at <= now);
+        let Some((index, _)) = oldest else { return false };
+        trace!("metrics connection closed: evicted for a new one");
+        self.conns.remove(index);
+        self.acceptor.on_close();
+        true
     }
 
     fn accept(&mut self, state: ServerState<'_>, now: Nanos) {
@@ -187,92 +184,35 @@ impl MetricsServer {
         if self.conns.len() == MAX_CONNS && !self.evict(now) {
             return;
         }
-        let entry = self.conns.vacant_entry();
+        self.last_token += 1;
+        let (token, mut source) = (Token(self.last_token), SourceFd(&stream.as_raw_fd()));
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let mut source = SourceFd(&stream.as_raw_fd());
-        let token = Token(FIRST_OTHER + entry.key());
-        if let Err(error) = self.registry.register(&mut source, token, interest) {
-            return trace!("metrics connection closed: {error}");
-        }
-        self.accepted += 1;
-        let (seq, conn) = (self.accepted, HttpConn::new(self.tubes_max, now));
-        let mut socket = HttpSocket { seq, stream, conn, is_readable: true, is_writable: true };
-        match socket.serve(state, now) {
-            Ok(()) => {
-                entry.insert(socket);
-            }
+        let registered = self.registry.register(&mut source, token, interest);
+        let mut conn = HttpConn::new(stream, self.tubes_max, now);
+        match registered.and_then(|()| conn.serve(state, now)) {
+            Ok(()) => self.conns.push((token, conn)),
             Err(why) => trace!("metrics connection closed: {why}"),
         }
-    }
-
-    fn close(&mut self, key: usize, why: &io::Error) {
-        trace!("metrics connection closed: {why}");
-        self.conns.remove(key);
-        self.acceptor.on_close();
     }
 
     // ---- Answering ----
 
     /// Makes a slice of the answer of one connection; the next call begins with the next connection.
     fn make_slice(&mut self, state: ServerState<'_>, now: Nanos) {
-        let mut keys = (self.next_slice..MAX_CONNS).chain(0..self.next_slice);
-        let wants_slice =
-            |key: usize| self.conns.get(key).is_some_and(|socket| socket.conn.wants_slice());
-        let Some(key) = keys.find(|&key| wants_slice(key)) else { return };
-        self.next_slice = key + 1;
-        let socket = &mut self.conns[key];
-        let made = socket.conn.write_slice(state, now);
-        if let Err(error) = made.and_then(|()| socket.send(now)) {
-            self.close(key, &error);
-        }
+        let mut wanting = self.conns.iter().filter(|(_, conn)| conn.wants_slice());
+        let first = wanting.clone().next();
+        let next = wanting.find(|(token, _)| *token > self.last_slice).or(first);
+        let Some(&(next, _)) = next else { return };
+        self.last_slice = next;
+        self.serve(|(token, conn)| match *token == next {
+            true => conn.write_slice(state, now),
+            false => Ok(()),
+        });
     }
 }
 
-impl HttpSocket {
-    /// Returns whether there is something to read or to write.
-    fn can_go_on(&self) -> bool {
-        self.is_readable || (self.is_writable && !self.conn.to_send().is_empty())
-    }
-
-    /// Reads and writes what it can without waiting.
-    ///
-    /// # Errors
-    /// The reason to close the connection, also if that is the end of the answer.
-    fn serve(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        if self.is_readable {
-            let mut buffer = [0; HEAD_MAX];
-            match self.stream.read(&mut buffer) {
-                Ok(0) if self.conn.end_input() => {
-                    return Err(io::Error::other("the client closed it"));
-                }
-                Ok(count) => {
-                    self.is_readable = count > 0;
-                    self.conn.receive(&buffer[..count], state, now);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.send(now)?;
-        if self.conn.deadline() <= now { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
-    }
-
-    /// Writes what the kernel takes without waiting.
-    fn send(&mut self, now: Nanos) -> io::Result<()> {
-        while self.is_writable && !self.conn.to_send().is_empty() {
-            match self.stream.write(self.conn.to_send()) {
-                Ok(count) => {
-                    self.conn.sent(count, now);
-                    if self.conn.is_lingering() {
-                        self.stream.shutdown(Shutdown::Write)?;
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+impl Stream for Socket {
+    fn end_output(&mut self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
     }
 }

@@ -15,7 +15,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
-    inspect, listen, refuse_growth,
+    Stream, inspect, listen, refuse_growth,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -703,41 +703,88 @@ impl<'d> Subject<'d> {
 /// An HTTP connection: request bytes in, response bytes out.
 #[derive(Debug)]
 pub struct Http {
-    conn: HttpConn,
+    conn: HttpConn<HttpPipe>,
     pub now: Nanos,
+}
+
+/// The stream of an HTTP connection, whose client reads when a test says so.
+#[derive(Debug, Default)]
+struct HttpPipe {
+    input: VecDeque<u8>,
+    output: Vec<u8>,
+    /// The number of bytes that the client still takes.
+    room: usize,
+    has_ended: bool,
+}
+
+impl Read for HttpPipe {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.input.is_empty() {
+            Err(ErrorKind::WouldBlock.into())
+        } else {
+            self.input.read(buffer)
+        }
+    }
+}
+
+impl Write for HttpPipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.room);
+        self.output.extend_from_slice(&bytes[..count]);
+        self.room -= count;
+        if count == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(count) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream for HttpPipe {
+    fn end_output(&mut self) -> io::Result<()> {
+        self.has_ended = true;
+        Ok(())
+    }
 }
 
 impl Http {
     /// Opens a connection. On its page `tubes_max` tubes have metrics of their own.
     pub fn open(tubes_max: usize, now: Nanos) -> Http {
-        Http { conn: HttpConn::new(tubes_max, now), now }
+        Http { conn: HttpConn::new(HttpPipe::default(), tubes_max, now), now }
     }
 
     pub fn receive(&mut self, subject: Subject<'_>, bytes: impl AsRef<[u8]>) {
-        self.conn.receive(bytes.as_ref(), subject.state(), self.now);
+        self.conn.stream.input.extend(bytes.as_ref());
+        self.conn.note(true, false);
+        self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
     }
 
-    /// Does the work of the next slice, if all bytes were sent, and returns what is to be sent.
-    pub fn make_piece(&mut self, subject: Subject<'_>) -> &[u8] {
-        let made = self.conn.write_slice(subject.state(), self.now);
-        made.expect("a slice needs little memory");
-        self.conn.to_send()
+    /// Makes the next slice, if all bytes were sent. Returns whether there are bytes to be sent.
+    pub fn make_piece(&mut self, subject: Subject<'_>) -> bool {
+        if self.conn.wants_slice() {
+            let made = self.conn.write_slice(subject.state(), self.now);
+            made.expect("the stream does not fail");
+        }
+        self.conn.has_output()
     }
 
-    /// The client has received the first `count` bytes of the piece.
-    pub fn sent(&mut self, count: usize) {
-        self.conn.sent(count, self.now);
+    /// Returns the next bytes, of which the client takes at most `count`.
+    pub fn take(&mut self, subject: Subject<'_>, count: usize) -> Vec<u8> {
+        self.conn.stream.room = count;
+        self.conn.note(false, true);
+        self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
+        self.conn.stream.room = 0;
+        std::mem::take(&mut self.conn.stream.output)
     }
 
     /// Makes and sends the next piece. It is empty if the work of its slice makes no bytes.
     pub fn next_piece(&mut self, subject: Subject<'_>) -> Vec<u8> {
-        let piece = self.make_piece(subject).to_vec();
-        self.sent(piece.len());
-        piece
+        self.make_piece(subject);
+        self.take(subject, usize::MAX)
     }
 
     pub fn is_done(&self) -> bool {
-        self.conn.is_lingering()
+        self.conn.stream.has_ended
     }
 
     pub fn deadline(&self) -> Nanos {

@@ -1,5 +1,4 @@
-//! The state machine of one HTTP connection: request bytes in, response bytes out. It has no
-//! socket.
+//! One HTTP connection over a stream of bytes: a socket, and in tests a pair of buffers.
 //!
 //! A connection has one request. Timeouts are 5 s for the request, 10 s for each write of the
 //! response, and 30 s for the whole connection. At the connection limit, a connection without a
@@ -18,11 +17,22 @@ use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
 use percent_encoding::percent_decode_str;
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
+
+/// A stream that does not block, and whose output can be ended.
+pub trait Stream: Read + Write {
+    /// Tells the client that nothing more is written.
+    fn end_output(&mut self) -> io::Result<()>;
+}
 
 /// One HTTP connection.
 #[derive(Debug)]
-pub struct HttpConn {
+pub struct HttpConn<S> {
+    /// The bytes from and to the client.
+    pub stream: S,
+    /// Until the stream would block.
+    is_readable: bool,
+    is_writable: bool,
     phase: Phase,
     /// The maximum number of tubes with metrics of their own.
     tubes_max: usize,
@@ -121,11 +131,14 @@ const UNKNOWN_PATH: Answer =
 /// A placeholder for the length of a chunk, which is replaced when the length is known.
 const CHUNK_HEAD: &str = "00000000\r\n";
 
-impl HttpConn {
+impl<S: Stream> HttpConn<S> {
     /// Returns a connection that was accepted at `now`. Its metrics page has at most `tubes_max`
     /// tubes with metrics of their own.
-    pub fn new(tubes_max: usize, now: Nanos) -> HttpConn {
+    pub fn new(stream: S, tubes_max: usize, now: Nanos) -> HttpConn<S> {
         HttpConn {
+            stream,
+            is_readable: true,
+            is_writable: true,
             phase: Phase::ReadingRequest,
             tubes_max,
             head: Vec::new(),
@@ -136,60 +149,49 @@ impl HttpConn {
         }
     }
 
-    // ---- Events of the socket ----
-
-    /// Adds received bytes to the request, and starts the response once the request is complete.
-    pub fn receive(&mut self, bytes: &[u8], state: ServerState<'_>, now: Nanos) {
-        if !matches!(self.phase, Phase::ReadingRequest) {
-            return;
-        }
-        let mut head = std::mem::take(&mut self.head);
-        head.extend_from_slice(&bytes[..bytes.len().min(HEAD_MAX - head.len())]);
-        match http::parse(&head) {
-            Ok(None) => {
-                self.head = head;
-                return;
-            }
-            Ok(Some(request)) => self.respond_to(request, state, now),
-            Err((status, text)) => self.respond(status, TEXT_TYPE, text, false),
-        }
-        self.deadline = now + WRITE_TIMEOUT;
+    /// Notes an event of the stream.
+    pub fn note(&mut self, is_readable: bool, is_writable: bool) {
+        self.is_readable |= is_readable;
+        self.is_writable |= is_writable;
     }
 
-    /// Handles the end of the input. Returns whether the socket must be closed.
-    pub fn end_input(&self) -> bool {
-        matches!(self.phase, Phase::ReadingRequest | Phase::Lingering)
-    }
-
-    /// Removes the first `count` bytes of [`HttpConn::to_send`], which were sent.
-    pub fn sent(&mut self, count: usize, now: Nanos) {
-        self.sent += count;
-        self.deadline = now + WRITE_TIMEOUT;
-        if self.sent == self.response.len() {
-            self.response.clear();
-            self.sent = 0;
-            if matches!(self.phase, Phase::Sending) {
-                self.phase = Phase::Lingering;
-                self.deadline = now + LINGER_TIMEOUT;
+    /// Reads and writes what it can without waiting.
+    ///
+    /// # Errors
+    /// The reason to close the connection, also if that is the end of the answer.
+    pub fn serve(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
+        if self.is_readable {
+            let mut buffer = [0; HEAD_MAX];
+            match self.stream.read(&mut buffer) {
+                Ok(0) if matches!(self.phase, Phase::ReadingRequest | Phase::Lingering) => {
+                    return Err(io::Error::other("the client closed it"));
+                }
+                Ok(count) => {
+                    self.is_readable = count > 0;
+                    self.receive(&buffer[..count], state, now);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
+        self.send(now)?;
+        if self.deadline() <= now { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
-    // ---- Work for the socket ----
+    /// Returns whether [`HttpConn::serve`] has something to read or to write.
+    pub fn can_go_on(&self) -> bool {
+        self.is_readable || (self.is_writable && self.has_output())
+    }
 
-    /// Returns the bytes to be sent.
-    pub fn to_send(&self) -> &[u8] {
-        &self.response.as_bytes()[self.sent..]
+    /// Returns whether a part of the response was not sent yet.
+    pub fn has_output(&self) -> bool {
+        !self.response.is_empty()
     }
 
     /// Returns whether [`HttpConn::write_slice`] is to be called: all earlier bytes were sent.
     pub fn wants_slice(&self) -> bool {
-        matches!(self.phase, Phase::Streaming { .. }) && self.response.is_empty()
-    }
-
-    /// Returns whether the response was sent completely and the client may close.
-    pub fn is_lingering(&self) -> bool {
-        matches!(self.phase, Phase::Lingering)
+        matches!(self.phase, Phase::Streaming { .. }) && !self.has_output()
     }
 
     /// Returns when the current phase or the whole connection times out.
@@ -205,6 +207,49 @@ impl HttpConn {
             Phase::Lingering => Nanos::ONE,
             Phase::Streaming { .. } | Phase::Sending => self.opened_at + EVICTION_AGE,
         }
+    }
+
+    /// Writes what the stream takes without waiting.
+    fn send(&mut self, now: Nanos) -> io::Result<()> {
+        while self.is_writable && self.has_output() {
+            match self.stream.write(&self.response.as_bytes()[self.sent..]) {
+                Ok(count) => {
+                    self.sent += count;
+                    self.deadline = now + WRITE_TIMEOUT;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.sent == self.response.len() {
+                self.response.clear();
+                self.sent = 0;
+                if matches!(self.phase, Phase::Sending) {
+                    self.phase = Phase::Lingering;
+                    self.deadline = now + LINGER_TIMEOUT;
+                    self.stream.end_output()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds received bytes to the request, and starts the response once the request is complete.
+    fn receive(&mut self, bytes: &[u8], state: ServerState<'_>, now: Nanos) {
+        if !matches!(self.phase, Phase::ReadingRequest) {
+            return;
+        }
+        let mut head = std::mem::take(&mut self.head);
+        head.extend_from_slice(&bytes[..bytes.len().min(HEAD_MAX - head.len())]);
+        match http::parse(&head) {
+            Ok(None) => {
+                self.head = head;
+                return;
+            }
+            Ok(Some(request)) => self.respond_to(request, state, now),
+            Err((status, text)) => self.respond(status, TEXT_TYPE, text, false),
+        }
+        self.deadline = now + WRITE_TIMEOUT;
     }
 
     // ---- Responses ----
@@ -281,10 +326,10 @@ impl HttpConn {
         };
     }
 
-    /// Writes the next slice of the page, if [`HttpConn::wants_slice`].
+    /// Makes the next slice of the page, if [`HttpConn::wants_slice`], and writes it.
     ///
     /// # Errors
-    /// There is no memory for a slice.
+    /// There is no memory for a slice, or the stream fails.
     pub fn write_slice(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
         let is_wanted = self.wants_slice();
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
@@ -322,6 +367,6 @@ impl HttpConn {
             self.phase = Phase::Sending;
         }
         self.deadline = now + WRITE_TIMEOUT;
-        Ok(())
+        self.send(now)
     }
 }
