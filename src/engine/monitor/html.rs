@@ -6,7 +6,7 @@
 
 use super::http_conn::View;
 use super::measurements::{INTERVAL, Point, SAMPLES};
-use super::table::{Column, Out, Rate, Readable, Value};
+use super::table::{Column, Out, Rate, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt::{self, Display};
@@ -80,7 +80,7 @@ const ICON: &str = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16
 /// Returns the name of the server, its version and its process.
 pub fn identity(view: &View<'_>, host: impl Display) -> String {
     let ProcessInfo { pid, started_at, .. } = view.server.process;
-    let uptime = Readable(Value::Span(view.now.since(*started_at)));
+    let uptime = Value::Span(view.now.since(*started_at));
     let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
     format!(
         "beanstalkd {protocol} (beanstalkd-server {version}), process {pid} on {host}, up {uptime}"
@@ -153,7 +153,7 @@ pub fn write_plots(view: &View<'_>, out: &mut Out<'_>) {
             out.push(format_args!("<span class={class}>{title}</span> "));
             titles.push(*title);
         }
-        let [top_label, half] = [top, top / 2].map(|number| Readable(value_of(number)));
+        let [top_label, half] = [top, top / 2].map(value_of);
         out.push(format_args!(
             "</figcaption>\n<div class=axis><span>{top_label}</span><span>{half}</span>\
              <span>0</span></div><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=none \

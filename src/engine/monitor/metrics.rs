@@ -112,7 +112,7 @@ impl Page for MetricsPage {
                 }
             }
             Stage::Totals => {
-                self.write_totals(view, &mut Text(text));
+                self.write_totals(view, &mut Samples::of_server(text));
                 self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
             }
             &mut Stage::TubeMetrics { mut metric, mut tube } => {
@@ -120,16 +120,17 @@ impl Page for MetricsPage {
                 let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
                 let rest = (self.rest_count > 0).then_some(&self.rest);
                 let count = self.tubes.len() + rest.iter().len();
-                let to = &mut Text(text);
-                while to.0.len() < limits.metrics_per_page_slice_bytes && metric < metrics.len() {
+                let to = &mut Samples::of_server(text);
+                while to.text.len() < limits.metrics_per_page_slice_bytes && metric < metrics.len()
+                {
                     let (name, write) = metrics[metric];
-                    let mut family = match tube {
-                        0 => to.family(name),
-                        _ => Family { name, tube_name: None, text: to.0 },
-                    };
+                    to.family = name;
+                    if tube == 0 {
+                        to.family(name);
+                    }
                     if let Some(stats) = self.tubes.iter().chain(rest).nth(tube) {
-                        family.tube_name = Some(&stats.name);
-                        write(stats, &mut family);
+                        to.tube = Some(&stats.name);
+                        write(stats, to);
                     }
                     tube += 1;
                     if tube >= count {
@@ -146,27 +147,27 @@ impl Page for MetricsPage {
 }
 
 impl MetricsPage {
-    fn write_totals(&self, view: &View<'_>, to: &mut Text<'_>) {
+    fn write_totals(&self, view: &View<'_>, to: &mut Samples<'_>) {
         let View { ref server, queue, .. } = *view;
         write_process(server, to);
         self.write_clients(server, queue, to);
         write_jobs(server, queue, to);
         to.one("beanstalkd_tubes", queue.tubes.len());
         to.one("beanstalkd_tubes_aggregated", self.rest_count);
-        to.histogram("beanstalkd_loop_iteration_seconds", &view.measurements.iterations);
+        to.family("beanstalkd_loop_iteration_seconds").histogram(&view.measurements.iterations);
         write_binlog(server, queue, to);
         write_body_cache(queue, to);
     }
 
-    fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
-        let mut connections = to.family("beanstalkd_connections");
+    fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
+        let connections = to.family("beanstalkd_connections");
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
             connections.with("state", activity.name(), count);
         }
         to.one("beanstalkd_connections_opened_total", server.total_connections);
         to.one("beanstalkd_producers", queue.totals.producers);
         to.one("beanstalkd_workers", queue.totals.workers);
-        let mut commands = to.family("beanstalkd_commands_total");
+        let commands = to.family("beanstalkd_commands_total");
         let counted = COMMANDS.iter().zip(server.commands);
         for (command, count) in counted.filter(|(row, _)| row.counted != Counted::Nowhere) {
             commands.with("command", command.name(), count);
@@ -176,11 +177,11 @@ impl MetricsPage {
 
 // ---- Metrics of the whole server ----
 
-fn write_process(server: &ServerStats<'_>, to: &mut Text<'_>) {
+fn write_process(server: &ServerStats<'_>, to: &mut Samples<'_>) {
     let info = server.process;
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
     let labels = format_args!("version=\"{own}\",protocol=\"{protocol}\"");
-    to.family("beanstalkd_build_info").labelled(labels, 1);
+    to.family("beanstalkd_build_info").sample("", labels, 1);
     let labels = format_args!(
         "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
         Label(&info.instance_id),
@@ -189,12 +190,12 @@ fn write_process(server: &ServerStats<'_>, to: &mut Text<'_>) {
         Label(&info.os_version),
         Label(&info.platform)
     );
-    to.family("beanstalkd_instance_info").labelled(labels, 1);
+    to.family("beanstalkd_instance_info").sample("", labels, 1);
     to.one("process_start_time_seconds", Seconds(info.started_at));
     let time = (info.processor_time)();
     let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
     to.one("process_cpu_seconds_total", Seconds(user + system));
-    let mut processor = to.family("beanstalkd_cpu_seconds_total");
+    let processor = to.family("beanstalkd_cpu_seconds_total");
     processor.with("mode", "user", Seconds(user));
     processor.with("mode", "system", Seconds(system));
     if let Some(bytes) = (info.resident_bytes)() {
@@ -203,7 +204,7 @@ fn write_process(server: &ServerStats<'_>, to: &mut Text<'_>) {
     to.one("beanstalkd_draining", u8::from(server.is_draining));
 }
 
-fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
+fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     let totals = &queue.totals;
     let Totals { ready, reserved, delayed, buried, .. } = *totals;
     to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
@@ -211,7 +212,7 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     to.one("beanstalkd_jobs_created_total", totals.total_jobs);
     to.one("beanstalkd_unique_hits_total", queue.unique.hits());
     let (jobs, kept) = queue.unique.counts();
-    let mut keys = to.family("beanstalkd_unique_keys");
+    let keys = to.family("beanstalkd_unique_keys");
     keys.with("state", "job", jobs);
     keys.with("state", "kept", kept);
     to.one("beanstalkd_blocked_jobs", queue.unique.groups.blocked());
@@ -226,25 +227,25 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
 /// The page of a server that stands by.
 pub fn standby_metrics(leader: Option<&str>) -> String {
     let mut text = String::new();
-    let mut to = Text(&mut text);
+    let mut to = Samples::of_server(&mut text);
     to.one("beanstalkd_leading", 0_u8);
     if let Some(leader) = leader {
-        to.family("beanstalkd_leader_info")
-            .labelled(format_args!("leader=\"{}\"", Label(leader)), 1);
+        let labels = format_args!("leader=\"{}\"", Label(leader));
+        to.family("beanstalkd_leader_info").sample("", labels, 1);
     }
     text
 }
 
-fn write_remote(remote: &RemoteStats, to: &mut Text<'_>) {
+fn write_remote(remote: &RemoteStats, to: &mut Samples<'_>) {
     to.one("beanstalkd_leading", 1_u8);
     to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
-    to.histogram("beanstalkd_etcd_transaction_seconds", &remote.transactions);
+    to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
     to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
     to.one("beanstalkd_etcd_unacknowledged_bytes", remote.waiting_bytes);
     to.one("beanstalkd_etcd_waiting_seconds", Seconds(remote.waiting_for));
 }
 
-fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
+fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     let Some(binlog) = &queue.binlog else { return };
     let stats = binlog.stats();
     to.one("beanstalkd_binlog_files", stats.files);
@@ -257,13 +258,13 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Text<'_>) {
     to.one("beanstalkd_binlog_full", u8::from(stats.is_full));
     to.one("beanstalkd_binlog_records_written_total", stats.records_written);
     to.one("beanstalkd_binlog_records_migrated_total", stats.records_migrated);
-    to.histogram("beanstalkd_binlog_sync_seconds", &binlog.disk.sync_times());
+    to.family("beanstalkd_binlog_sync_seconds").histogram(&binlog.disk.sync_times());
     if let Some(remote) = binlog.disk.remote_stats() {
         write_remote(&remote, to);
     }
 }
 
-fn write_body_cache(queue: &Queue, to: &mut Text<'_>) {
+fn write_body_cache(queue: &Queue, to: &mut Samples<'_>) {
     let cache = &queue.body_cache;
     let Some(limit) = cache.limit else { return };
     let (cold, stats) = (cache.cold(), cache.stats());
@@ -272,33 +273,33 @@ fn write_body_cache(queue: &Queue, to: &mut Text<'_>) {
     to.one("beanstalkd_cold_jobs", cold.jobs);
     to.one("beanstalkd_cold_body_bytes", cold.bytes);
     to.one("beanstalkd_body_reads_total", stats.reads);
-    to.histogram("beanstalkd_body_wait_seconds", &stats.wait_times);
+    to.family("beanstalkd_body_wait_seconds").histogram(&stats.wait_times);
     to.one("beanstalkd_body_read_failures_total", stats.failures);
 }
 
 // ---- Metrics of each tube ----
 
 /// Writes the samples of one tube.
-type WriteSamples = fn(&TubeStats, &mut Family<'_>);
+type WriteSamples = fn(&TubeStats, &mut Samples<'_>);
 
 /// The last one is written only with a body cache.
 const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_jobs", |tube, to| {
         to.states([tube.facts.ready, tube.facts.held, tube.delayed, tube.facts.buried])
     }),
-    ("beanstalkd_tube_urgent_jobs", |tube, to| to.one(tube.urgent)),
+    ("beanstalkd_tube_urgent_jobs", |tube, to| to.only(tube.urgent)),
     ("beanstalkd_tube_oldest_ready_job_age_seconds", |tube, to| {
-        to.one(Seconds(tube.oldest_ready_age));
+        to.only(Seconds(tube.oldest_ready_age));
     }),
-    ("beanstalkd_tube_jobs_created_total", |tube, to| to.one(tube.total_jobs)),
-    ("beanstalkd_tube_deletes_total", |tube, to| to.one(tube.deletes)),
-    ("beanstalkd_tube_using", |tube, to| to.one(tube.using)),
-    ("beanstalkd_tube_watching", |tube, to| to.one(tube.facts.watching)),
-    ("beanstalkd_tube_waiting", |tube, to| to.one(tube.facts.waiting)),
-    ("beanstalkd_tube_pauses_total", |tube, to| to.one(tube.pauses)),
-    ("beanstalkd_tube_buried_after_returns_total", |tube, to| to.one(tube.buried_after_returns)),
-    ("beanstalkd_tube_pause_seconds", |tube, to| to.one(Seconds(tube.pause))),
-    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.one(Seconds(tube.facts.pause_left))),
+    ("beanstalkd_tube_jobs_created_total", |tube, to| to.only(tube.total_jobs)),
+    ("beanstalkd_tube_deletes_total", |tube, to| to.only(tube.deletes)),
+    ("beanstalkd_tube_using", |tube, to| to.only(tube.using)),
+    ("beanstalkd_tube_watching", |tube, to| to.only(tube.facts.watching)),
+    ("beanstalkd_tube_waiting", |tube, to| to.only(tube.facts.waiting)),
+    ("beanstalkd_tube_pauses_total", |tube, to| to.only(tube.pauses)),
+    ("beanstalkd_tube_buried_after_returns_total", |tube, to| to.only(tube.buried_after_returns)),
+    ("beanstalkd_tube_pause_seconds", |tube, to| to.only(Seconds(tube.pause))),
+    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.only(Seconds(tube.facts.pause_left))),
     ("beanstalkd_tube_job_wait_seconds", |tube, to| to.histogram(&tube.outcomes.waits)),
     ("beanstalkd_tube_job_run_seconds", |tube, to| to.histogram(&tube.outcomes.runs)),
     ("beanstalkd_tube_reservations_ended_total", |tube, to| {
@@ -309,10 +310,10 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     }),
     ("beanstalkd_tube_kicks_total", |tube, to| {
         if tube.outcomes.kicks > 0 {
-            to.one(tube.outcomes.kicks);
+            to.only(tube.outcomes.kicks);
         }
     }),
-    ("beanstalkd_tube_cold_jobs", |tube, to| to.one(tube.cold)),
+    ("beanstalkd_tube_cold_jobs", |tube, to| to.only(tube.cold)),
 ];
 
 // ---- The text format ----
@@ -320,71 +321,54 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
 /// Each metric on a line: its name, its kind and its help.
 const METRICS: &str = include_str!("page/metrics.txt");
 
-/// The text of a page, with a method for each kind of metric.
-struct Text<'a>(&'a mut String);
-
-/// A metric family, whose samples are of the tube `tube_name` or of the whole server.
-struct Family<'a> {
-    name: &'a str,
-    tube_name: Option<&'a str>,
+/// The text of a page, with the family of metrics that is being written.
+struct Samples<'a> {
     text: &'a mut String,
+    family: &'static str,
+    /// The tube of the next samples; `None` means the whole server.
+    tube: Option<&'a str>,
 }
 
-impl Text<'_> {
-    /// Writes the head of a family, which is in [`METRICS`].
-    fn family<'t>(&'t mut self, name: &'t str) -> Family<'t> {
+impl Samples<'_> {
+    fn of_server(text: &mut String) -> Samples<'_> {
+        Samples { text, family: "", tube: None }
+    }
+
+    /// Begins a family: writes its head, which is in [`METRICS`].
+    fn family(&mut self, name: &'static str) -> &mut Self {
         let about = METRICS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let (kind, help) = about.and_then(|about| about.split_once(' ')).unwrap_or_default();
-        write_line(self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
-        Family { name, tube_name: None, text: self.0 }
+        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        self.family = name;
+        self
     }
 
     /// Writes a family with one sample.
-    fn one(&mut self, name: &str, value: impl Display) {
-        self.family(name).one(value);
+    fn one(&mut self, name: &'static str, value: impl Display) {
+        self.family(name).only(value);
     }
 
-    fn histogram(&mut self, name: &str, histogram: &Histogram) {
-        self.family(name).histogram(histogram);
-    }
-}
-
-impl Family<'_> {
     /// Writes the only sample of the server or the tube.
-    fn one(&mut self, value: impl Display) {
-        match self.tube_name {
-            Some(tube) => self.labelled(format_args!("tube=\"{}\"", Label(tube)), value),
-            None => write_line(self.text, format_args!("{} {value}", self.name)),
-        }
+    fn only(&mut self, value: impl Display) {
+        self.sample("", format_args!(""), value);
     }
 
-    /// Writes a sample with a label, in addition to the label of the tube.
+    /// Writes a sample with a label.
     fn with(&mut self, label: &str, label_value: &str, value: impl Display) {
-        match self.tube_name.map(Label) {
-            Some(tube) => {
-                self.labelled(format_args!("tube=\"{tube}\",{label}=\"{label_value}\""), value);
-            }
-            None => self.labelled(format_args!("{label}=\"{label_value}\""), value),
-        }
+        self.sample("", format_args!("{label}=\"{label_value}\""), value);
     }
 
     /// Writes a histogram; of a tube only if it has a count.
     fn histogram<S: Scale>(&mut self, histogram: &Histogram<S>) {
         let total = histogram.total();
-        if total == 0 && self.tube_name.is_some() {
+        if total == 0 && self.tube.is_some() {
             return;
         }
-        let name = self.name;
-        let tube =
-            self.tube_name.map(|tube| format!("tube=\"{}\"", Label(tube))).unwrap_or_default();
-        let (comma, open, close) = if tube.is_empty() { ("", "", "") } else { (",", "{", "}") };
         for (bound, count) in histogram.cumulative() {
-            let labels = format_args!("{tube}{comma}le=\"{bound}\"");
-            write_line(self.text, format_args!("{name}_bucket{{{labels}}} {count}"));
+            self.sample("_bucket", format_args!("le=\"{bound}\""), count);
         }
-        let sum = Seconds(histogram.sum());
-        write_line(self.text, format_args!("{name}_sum{open}{tube}{close} {sum}"));
-        write_line(self.text, format_args!("{name}_count{open}{tube}{close} {total}"));
+        self.sample("_sum", format_args!(""), Seconds(histogram.sum()));
+        self.sample("_count", format_args!(""), total);
     }
 
     /// Writes the numbers of ready, reserved, delayed and buried jobs.
@@ -394,14 +378,25 @@ impl Family<'_> {
         }
     }
 
-    fn labelled(&mut self, labels: fmt::Arguments<'_>, value: impl Display) {
-        write_line(self.text, format_args!("{}{{{labels}}} {value}", self.name));
+    /// Writes a sample whose name is that of the family with a suffix. The label of the tube comes before the
+    /// others.
+    fn sample(&mut self, suffix: &str, labels: fmt::Arguments<'_>, value: impl Display) {
+        let family = self.family;
+        self.push(format_args!("{family}{suffix}"));
+        let tube =
+            self.tube.map(|tube| fmt::from_fn(move |f| write!(f, "tube=\"{}\"", Label(tube))));
+        match (tube, labels.as_str()) {
+            (None, Some("")) => {}
+            (None, _) => self.push(format_args!("{{{labels}}}")),
+            (Some(tube), Some("")) => self.push(format_args!("{{{tube}}}")),
+            (Some(tube), _) => self.push(format_args!("{{{tube},{labels}}}")),
+        }
+        self.push(format_args!(" {value}\n"));
     }
-}
 
-fn write_line(text: &mut String, line: fmt::Arguments<'_>) {
-    text.write_fmt(line).expect("writing to a string cannot fail");
-    text.push('\n');
+    fn push(&mut self, arguments: fmt::Arguments<'_>) {
+        self.text.write_fmt(arguments).expect("writing to a string cannot fail");
+    }
 }
 
 /// Displays the value of a label with escapes, without the quotes.

@@ -4,7 +4,7 @@
 use super::html::{Escaped, write_tube_link};
 use super::http::MediaType;
 use super::http_conn::View;
-use super::table::{Out, Readable, Value};
+use super::table::{Out, Value};
 use super::tube_scan::TubeStats;
 use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::text::JsonText;
@@ -75,14 +75,14 @@ impl Problems {
     pub fn verdict(&self) -> String {
         let server =
             if self.shown.iter().any(|(tube, _)| tube.is_empty()) { "The server" } else { "" };
-        let all = Readable(Value::Count(self.tubes));
+        let all = Value::Count(self.tubes);
         match (server, self.tubes_in_need) {
             ("", 0) => "Nothing needs attention".to_owned(),
             (server, 0) => format!("{server} needs attention"),
             ("", 1) => format!("1 of {all} tubes needs attention"),
             (server, count) => {
                 let (and, count) =
-                    (if server.is_empty() { "" } else { " and " }, Readable(Value::Count(count)));
+                    (if server.is_empty() { "" } else { " and " }, Value::Count(count));
                 format!("{server}{and}{count} of {all} tubes need attention")
             }
         }
@@ -126,8 +126,8 @@ impl Problems {
             }
         }
         if self.count > shown {
-            let more = Readable(Value::Count(self.count - shown));
-            out.each(&format!("<li>and {more} more\n"), &format!("and {more} more\n"), "");
+            let more = Value::Count(self.count - shown);
+            out.each(format_args!("<li>and {more} more\n"), format_args!("and {more} more\n"), "");
         }
         out.each("</ul>\n", "", "],\n");
     }

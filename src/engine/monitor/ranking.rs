@@ -6,21 +6,16 @@ use super::http;
 use super::table::Column;
 use super::tube_scan::{self, TubeStats};
 use crate::engine::text::TUBE_NAME_MAX;
-use std::cmp::Ordering;
 
-/// The order and the filter that a query asks for. Equal tubes are in the order of their names.
+/// The order and the filter that a query asks for, and the first rows of all that were added. Equal tubes are in
+/// the order of their names.
 #[derive(Debug)]
-pub struct TubeQuery {
+pub struct Ranking {
     /// The greatest value of this column is first; without it the tubes are in the order of their names.
     column: Option<Column<TubeStats>>,
     pub is_reversed: bool,
     /// Only tubes whose name contains this text are shown.
     pub filter: String,
-}
-
-/// The first rows of all rows that were added.
-#[derive(Debug, Default)]
-pub struct Ranking {
     /// Up to twice as many rows as are kept, so that sorting them costs little for each one added.
     pub rows: Vec<TubeStats>,
     /// The number of all rows that were added.
@@ -36,10 +31,10 @@ pub const BY_NAME: &str = "name";
 /// A character that is in no tube name.
 const NOT_IN_NAMES: char = '…';
 
-impl TubeQuery {
+impl Ranking {
     /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. The default order, and
     /// an unknown one, is that of the names.
-    pub fn parse(query: &str, columns: &[Column<TubeStats>]) -> TubeQuery {
+    pub fn of(query: &str, columns: &[Column<TubeStats>]) -> Ranking {
         let sort = http::query_value(query, "sort").unwrap_or_default();
         let key = sort.strip_prefix('-').unwrap_or(&sort);
         let column = columns.iter().find(|column| column.0 == key).copied();
@@ -50,7 +45,8 @@ impl TubeQuery {
             filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
             filter.push(NOT_IN_NAMES);
         }
-        TubeQuery { column, is_reversed: key.len() < sort.len(), filter }
+        let is_reversed = key.len() < sort.len();
+        Ranking { column, is_reversed, filter, rows: Vec::new(), added: 0 }
     }
 
     /// Returns the key of the order in a query.
@@ -58,36 +54,33 @@ impl TubeQuery {
         self.column.map_or(BY_NAME, |(key, ..)| key)
     }
 
-    fn compare(&self, a: &TubeStats, b: &TubeStats) -> Ordering {
-        let by_name = a.name.cmp(&b.name);
-        let order = match self.column {
-            Some((_, _, value)) => value(b).number().cmp(&value(a).number()),
-            None => by_name,
-        };
-        let order = if self.is_reversed { order.reverse() } else { order };
-        order.then(by_name)
-    }
-}
-
-impl Ranking {
     /// Adds a row, if it is among the first.
-    pub fn add(&mut self, row: TubeStats, query: &TubeQuery) {
+    pub fn add(&mut self, row: TubeStats) {
         self.added += 1;
         self.rows.push(row);
         if self.rows.len() == 2 * ROWS_MAX {
-            self.cut(query);
+            self.cut();
         }
     }
 
     /// Sorts the rows, after all were added. No tube keeps two rows.
-    pub fn sort(&mut self, query: &TubeQuery) {
+    pub fn sort(&mut self) {
         tube_scan::dedup(&mut self.rows);
-        self.cut(query);
+        self.cut();
     }
 
     /// Sorts the rows, and keeps the first.
-    fn cut(&mut self, query: &TubeQuery) {
-        tube_scan::sort(&mut self.rows, &|a, b| query.compare(a, b));
+    fn cut(&mut self) {
+        let (column, is_reversed) = (self.column, self.is_reversed);
+        tube_scan::sort(&mut self.rows, &|a, b| {
+            let by_name = a.name.cmp(&b.name);
+            let order = match column {
+                Some((_, _, value)) => value(b).number().cmp(&value(a).number()),
+                None => by_name,
+            };
+            let order = if is_reversed { order.reverse() } else { order };
+            order.then(by_name)
+        });
         self.rows.truncate(ROWS_MAX);
     }
 }

@@ -8,8 +8,8 @@ use super::html::{self, Escaped, percent_encoded, write_tube_link};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
-use super::ranking::{BY_NAME, Ranking, TubeQuery};
-use super::table::{Column, JsonNumber, Out, Readable, Value};
+use super::ranking::{BY_NAME, Ranking};
+use super::table::{Column, JsonNumber, Out, Value};
 use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use crate::engine::text::JsonText;
@@ -19,7 +19,6 @@ use crate::engine::time::Nanos;
 #[derive(Debug)]
 pub struct StatusPage {
     media_type: MediaType,
-    query: TubeQuery,
     stage: Stage,
     problems: Problems,
     ranking: Ranking,
@@ -92,10 +91,9 @@ impl StatusPage {
     pub fn new(media_type: MediaType, query: &str, view: &View<'_>) -> StatusPage {
         StatusPage {
             media_type,
-            query: TubeQuery::parse(query, tube_scan::columns(view)),
             stage: Stage::Tubes(TubeScan::new(&view.queue.tubes)),
             problems: Problems::default(),
-            ranking: Ranking::default(),
+            ranking: Ranking::of(query, tube_scan::columns(view)),
             written: 0,
         }
     }
@@ -107,17 +105,16 @@ impl Page for StatusPage {
         let out = &mut Out { format: self.media_type, text };
         match &mut self.stage {
             Stage::Tubes(scan) => {
-                let query = &self.query;
                 let is_done = scan.advance(view, |_, key, stats| {
                     let name = &view.queue.tubes[key].name;
                     self.problems.add_tube(&stats, name, view);
-                    if name.contains(&*query.filter) {
-                        self.ranking.add(TubeStats { name: name.to_string(), ..stats }, query);
+                    if name.contains(&*self.ranking.filter) {
+                        self.ranking.add(TubeStats { name: name.to_string(), ..stats });
                     }
                 });
                 if is_done {
                     self.problems.add_server(view);
-                    self.ranking.sort(query);
+                    self.ranking.sort();
                     self.stage = Stage::Head;
                 }
             }
@@ -181,8 +178,8 @@ impl StatusPage {
     }
 
     fn write_html_table_head(&self, columns: &[Column<TubeStats>], out: &mut Out<'_>) {
-        let filter = Escaped(&self.query.filter);
-        let (minus, key) = (if self.query.is_reversed { "-" } else { "" }, self.query.key());
+        let filter = Escaped(&self.ranking.filter);
+        let (minus, key) = (if self.ranking.is_reversed { "-" } else { "" }, self.ranking.key());
         out.push(format_args!(
             "<form role=search><input type=search name=filter value=\"{filter}\" \
              placeholder=\"Part of a tube name\" aria-label=\"Part of a tube name\">\
@@ -198,18 +195,18 @@ impl StatusPage {
 
     /// Writes the head of a column, with a link that sorts by it or reverses the order.
     fn write_sort_link(&self, key: &str, title: &str, out: &mut Out<'_>) {
-        let is_current = self.query.key() == key;
+        let is_current = self.ranking.key() == key;
         // By default names are ascending, and numbers descending.
-        let is_ascending = self.query.is_reversed != (key == BY_NAME);
+        let is_ascending = self.ranking.is_reversed != (key == BY_NAME);
         let sort = match (is_current, is_ascending) {
             (false, _) => "",
             (true, true) => " aria-sort=ascending",
             (true, false) => " aria-sort=descending",
         };
-        let minus = if is_current && !self.query.is_reversed { "-" } else { "" };
+        let minus = if is_current && !self.ranking.is_reversed { "-" } else { "" };
         out.push(format_args!("<th scope=col{sort}><a href=\"?sort={minus}{key}"));
-        if !self.query.filter.is_empty() {
-            out.push(format_args!("&amp;filter={}", percent_encoded(&self.query.filter)));
+        if !self.ranking.filter.is_empty() {
+            out.push(format_args!("&amp;filter={}", percent_encoded(&self.ranking.filter)));
         }
         out.push(format_args!("\">{title}</a>"));
     }
@@ -277,7 +274,7 @@ impl StatusPage {
         let not_shown = match more {
             0 => String::new(),
             1 => "1 more tube is not shown".to_owned(),
-            more => format!("{} more tubes are not shown", Readable(Value::Count(more))),
+            more => format!("{} more tubes are not shown", Value::Count(more)),
         };
         match out.format {
             MediaType::Html => {
@@ -295,7 +292,7 @@ impl StatusPage {
 fn label(row: &TubeStats) -> String {
     match row.facts.pause_left {
         Nanos::ZERO => row.name.clone(),
-        left => format!("{} paused {}", row.name, Readable(Value::Span(left))),
+        left => format!("{} paused {}", row.name, Value::Span(left)),
     }
 }
 
@@ -303,14 +300,14 @@ fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, out: &mut Out<
     out.text.push_str("<tr><th scope=row>");
     write_tube_link(Some("tube/"), &row.name, "", Escaped(&row.name), out);
     if row.facts.pause_left > Nanos::ZERO {
-        let left = Readable(Value::Span(row.facts.pause_left));
+        let left = Value::Span(row.facts.pause_left);
         out.push(format_args!(" <small>paused {left}</small>"));
     }
     for column in columns {
         match column.0 == tube_scan::OLDEST.0 && row.facts.ready > 0 {
             true => {
                 out.text.push_str("<td>");
-                let oldest = Readable(Value::Span(row.facts.oldest));
+                let oldest = Value::Span(row.facts.oldest);
                 write_tube_link(Some("tube/"), &row.name, "#oldest", oldest, out);
             }
             false => out.cells(&[*column], row),

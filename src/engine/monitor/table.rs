@@ -12,7 +12,7 @@ use std::fmt::{self, Display, Write};
 /// and the value of a row.
 pub type Column<R> = (&'static str, &'static str, fn(&R) -> Value);
 
-/// A value of the server, of a tube or of a job.
+/// A value of the server, of a tube or of a job, displayed for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// An id or a priority, which people read without groups of digits.
@@ -29,10 +29,6 @@ pub enum Value {
 /// A rate, in tenths of an event per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(pub u64);
-
-/// Displays a value for people.
-#[derive(Clone, Copy, Debug)]
-pub struct Readable(pub Value);
 
 /// Displays a value as a JSON number or `null`.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +56,9 @@ impl Value {
     }
 }
 
-impl Display for Readable {
+impl Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match *self {
             Value::Id(id) => write!(f, "{id}"),
             Value::Count(count) => Grouped(count).fmt(f),
             Value::Bytes(bytes) => write_bytes(bytes, f),
@@ -138,12 +134,12 @@ impl Out<'_> {
     }
 
     /// Appends the one of these texts that is in the format of the page.
-    pub fn each(&mut self, html: &str, plain: &str, json: &str) {
-        self.text.push_str(match self.format {
-            MediaType::Html => html,
-            MediaType::Text => plain,
-            MediaType::Json => json,
-        });
+    pub fn each(&mut self, html: impl Display, plain: impl Display, json: impl Display) {
+        match self.format {
+            MediaType::Html => self.push(format_args!("{html}")),
+            MediaType::Text => self.push(format_args!("{plain}")),
+            MediaType::Json => self.push(format_args!("{json}")),
+        }
     }
 
     /// Returns what is between two elements of an array in JSON, and before the first.
@@ -157,11 +153,11 @@ impl Out<'_> {
             let (value, is_first) = (value(row), index == 0);
             match self.format {
                 MediaType::Html => {
-                    self.push(format_args!("<div><dt>{title}<dd>{}</div>\n", Readable(value)));
+                    self.push(format_args!("<div><dt>{title}<dd>{}</div>\n", value));
                 }
                 MediaType::Text => {
                     let separator = if is_first { "" } else { ", " };
-                    self.push(format_args!("{separator}{title} {}", Readable(value)));
+                    self.push(format_args!("{separator}{title} {}", value));
                 }
                 MediaType::Json => {
                     let separator = if is_first { "" } else { "," };
@@ -174,7 +170,7 @@ impl Out<'_> {
     /// Writes the titles of the columns of a table.
     pub fn titles<R>(&mut self, columns: &[Column<R>]) {
         for (_, title, _) in columns {
-            self.each(&format!("<th scope=col>{title}"), &format!(" {title:>8}"), "");
+            self.each(format_args!("<th scope=col>{title}"), format_args!(" {title:>8}"), "");
         }
     }
 
@@ -186,14 +182,14 @@ impl Out<'_> {
                 MediaType::Json => return self.values(columns, row),
                 MediaType::Text => {
                     // Most values fit into 8 characters. Padding needs the whole text of the value.
-                    let (width, text) = (title.len().max(8), Readable(value).to_string());
+                    let (width, text) = (title.len().max(8), value.to_string());
                     self.push(format_args!(" {text:>width$}"));
                 }
                 // Zeros are dim.
                 MediaType::Html if value.number() == Some(0) => {
-                    self.push(format_args!("<td><i>{}</i>", Readable(value)));
+                    self.push(format_args!("<td><i>{}</i>", value));
                 }
-                MediaType::Html => self.push(format_args!("<td>{}", Readable(value))),
+                MediaType::Html => self.push(format_args!("<td>{}", value)),
             }
         }
     }
@@ -232,7 +228,7 @@ mod tests {
             (rate(62, 5), "12", "12.4"),
             (rate(5_000_000, 5), "1,000,000", "1000000.0"),
         ] {
-            assert_eq!(Readable(value).to_string(), text);
+            assert_eq!(value.to_string(), text);
             assert_eq!(JsonNumber(value).to_string(), json);
         }
         assert_eq!(Rate::of(u64::MAX, Nanos::ZERO), Rate(u64::MAX));

@@ -183,7 +183,7 @@ impl TubePage {
         let is_done = end == ids.len();
         if is_done {
             let none = if ids.len() < 2 { "There are no jobs." } else { "" };
-            out.each(&format!("</table></div>\n<p id=none>{none}</p>\n"), "", "\n]}\n");
+            out.each(format_args!("</table></div>\n<p id=none>{none}</p>\n"), "", "\n]}\n");
             if out.format == MediaType::Html {
                 html::write_end(out);
             }
@@ -200,9 +200,9 @@ impl TubePage {
             html::write_head(name, view, out);
         }
         out.each(
-            &format!("<h1>{}</h1>\n<p><a href=\"../\">All tubes</a></p>\n", Escaped(name)),
-            &format!("tube {name}\n"),
-            &format!("{{\"name\":\"{}\",", JsonText(name)),
+            format_args!("<h1>{}</h1>\n<p><a href=\"../\">All tubes</a></p>\n", Escaped(name)),
+            format_args!("tube {name}\n"),
+            format_args!("{{\"name\":\"{}\",", JsonText(name)),
         );
         self.problems.write("", out);
         if out.format == MediaType::Html {
@@ -217,7 +217,7 @@ impl TubePage {
         out.values(&OUTCOMES, &self.values.outcomes);
         // The longest state has 8 characters.
         out.each(
-            &format!(
+            format_args!(
                 "</dl>\n<h2>The oldest job, the first {MOST} buried and held, the first {FEW} ready and \
                  delayed</h2>\n<div class=scroll><table id=jobs><thead><tr><th scope=col>state<th scope=col>why, or \
                  holder"
@@ -241,13 +241,13 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
     let held = holder.map(|(conn, since)| (conn.id(), stats::address(conn), Value::Span(since)));
     let note = match (&why, &held) {
         (Some(why), _) => why.clone(),
-        (None, Some((_, address, since))) => format!("{address} for {}", table::Readable(*since)),
+        (None, Some((_, address, since))) => format!("{address} for {}", *since),
         (None, None) => String::new(),
     };
     out.each(
-        &format!("<tr{id}><th scope=row>{label}<td>{note}"),
-        &format!("{label:8}"),
-        &format!("{}{{\"state\":\"{state}\",", out.separator()),
+        format_args!("<tr{id}><th scope=row>{label}<td>{note}"),
+        format_args!("{label:8}"),
+        format_args!("{}{{\"state\":\"{state}\",", out.separator()),
     );
     out.cells(&job_columns(), job);
     let members = match (why, held) {
@@ -259,5 +259,5 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
         (None, None) => String::new(),
     };
     let gap = if note.is_empty() { "" } else { " " };
-    out.each("\n", &format!("{gap}{note}\n"), &(members + "}"));
+    out.each("\n", format_args!("{gap}{note}\n"), members + "}");
 }
