@@ -38,10 +38,9 @@ pub struct Acceptor {
     failures: u32,
     /// No attempt is made before this moment.
     retry_at: Nanos,
-    /// The connection limit was reached since a connection was last closed.
+    /// The last attempt has found the connection limit reached. The next one logs a warning if a connection
+    /// still waits.
     is_full: bool,
-    /// When to log a warning if a connection still waits at the connection limit; never below the limit.
-    limit_check_at: Nanos,
     warned_at: Option<Nanos>,
 }
 
@@ -82,7 +81,6 @@ impl Acceptor {
             failures: 0,
             retry_at: Nanos::ZERO,
             is_full: false,
-            limit_check_at: Nanos::NEVER,
             warned_at: None,
         })
     }
@@ -92,23 +90,23 @@ impl Acceptor {
         let index = self.first_token.wrapping_sub(token);
         let Some(listener) = self.listeners.get_mut(index) else { return false };
         listener.is_ready = true;
+        if self.retry_at == Nanos::NEVER {
+            // Another connection waits at the limit.
+            self.on_close();
+        }
         true
     }
 
     /// A connection was closed: its descriptor and its memory are free.
     pub fn on_close(&mut self) {
         self.retry_at = Nanos::ZERO;
-        if std::mem::take(&mut self.is_full) {
-            self.limit_check_at = Nanos::NEVER;
-            self.listeners.iter_mut().for_each(|listener| listener.is_ready = true);
-        }
+        self.is_full = false;
     }
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
     pub fn next_due(&self) -> Nanos {
         let is_ready = self.listeners.iter().any(|listener| listener.is_ready);
-        let due = if is_ready { Nanos::ZERO } else { self.limit_check_at };
-        due.max(self.retry_at)
+        if is_ready { self.retry_at } else { Nanos::NEVER }
     }
 
     /// Returns whether [`Acceptor::accept`] has something to do.
@@ -161,19 +159,17 @@ impl Acceptor {
         self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
     }
 
+    /// Makes another attempt a little later, and then none before an event.
     fn at_limit(&mut self, open: usize, now: Nanos) {
-        self.is_full = true;
-        if self.limit_check_at == Nanos::NEVER {
-            self.limit_check_at = now + WARN_AFTER;
-        } else if self.limit_check_at <= now {
-            self.limit_check_at = Nanos::NEVER;
-            if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
-                let why = "as many as --max-connections allows; others wait until one closes";
-                self.warn(format_args!("{open} are open, {why}"), now);
-            }
+        if !std::mem::replace(&mut self.is_full, true) {
+            self.retry_at = now + WARN_AFTER;
+            return;
         }
-        // The next connection is a new event, and closing one marks all of them as ready again.
-        self.listeners.iter_mut().for_each(|listener| listener.is_ready = false);
+        self.retry_at = Nanos::NEVER;
+        if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
+            let why = "as many as --max-connections allows; others wait until one closes";
+            self.warn(format_args!("{open} are open, {why}"), now);
+        }
     }
 
     fn warn(&mut self, why: fmt::Arguments<'_>, now: Nanos) {
