@@ -12,9 +12,9 @@
 //! piece that the system refuses. Attempts are made when 128 KiB have been freed since the last one,
 //! or 10 ms have passed, so that a flood of commands does not become a flood of system calls.
 //!
-//! A piece is address space that is never written to. It comes from the kernel or, if the kernel
-//! refuses, from free memory in the heap. Under a limit of address space (`ulimit -v`) a drained
-//! backlog may leave free memory only there.
+//! A piece is a block of the system's allocator that is never written to. So it is address space from the kernel
+//! or, where the kernel refuses, free memory in the heap. Under a limit of address space (`ulimit -v`) a
+//! drained backlog may leave free memory only there.
 //!
 //! Every block is the system's own. In a program that does not call [`keep_headroom`] this is the
 //! system's allocator.
@@ -89,10 +89,8 @@ struct MemoryReserve {
     is_kept: AtomicBool,
     /// The number of pieces that are held.
     held: AtomicUsize,
-    /// Pieces from the kernel, or null.
-    mapped: [AtomicPtr<u8>; PIECES],
-    /// Pieces from the heap, or null.
-    allocated: [AtomicPtr<u8>; PIECES],
+    /// The pieces, or null.
+    pieces: [AtomicPtr<u8>; PIECES],
     /// Bytes freed since the last attempt to refill.
     freed: AtomicUsize,
     /// The time of that attempt, in nanoseconds.
@@ -104,8 +102,7 @@ impl MemoryReserve {
         MemoryReserve {
             is_kept: AtomicBool::new(false),
             held: AtomicUsize::new(0),
-            mapped: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
-            allocated: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
+            pieces: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
             freed: AtomicUsize::new(0),
             tried_at: AtomicU64::new(0),
         }
@@ -181,64 +178,31 @@ impl MemoryReserve {
     fn refill(&self) {
         self.freed.store(0, Relaxed);
         self.tried_at.store(monotonic().as_nanos(), Relaxed);
-        while self.held() < PIECES && (self.hold_mapped() || self.hold_allocated()) {
+        while self.held() < PIECES && self.hold_one() {
             self.held.fetch_add(1, Relaxed);
         }
     }
 
-    fn hold_mapped(&self) -> bool {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, at an address that the kernel chooses, changes no other memory.
-        let piece = unsafe { libc::mmap(ptr::null_mut(), PIECE_BYTES, access, kind, -1, 0) };
-        if piece == libc::MAP_FAILED {
-            return false;
-        }
-        let is_kept = put_into(&self.mapped, piece.cast());
-        if !is_kept {
-            unmap(piece.cast());
-        }
-        is_kept
-    }
-
-    fn hold_allocated(&self) -> bool {
+    fn hold_one(&self) -> bool {
         // SAFETY: the length of a piece is not zero.
         let piece = unsafe { System.alloc(PIECE) };
-        if piece.is_null() {
-            return false;
-        }
-        let is_kept = put_into(&self.allocated, piece);
-        if !is_kept {
+        let hold = |slot: &AtomicPtr<u8>| {
+            slot.compare_exchange(ptr::null_mut(), piece, Relaxed, Relaxed).is_ok()
+        };
+        let is_held = !piece.is_null() && self.pieces.iter().any(hold);
+        if !is_held && !piece.is_null() {
             free(piece);
         }
-        is_kept
+        is_held
     }
 
-    /// Pieces from the heap are released last, because they are hard to find again.
     fn release_one(&self) -> bool {
-        if let Some(piece) = take_from(&self.mapped) {
-            unmap(piece);
-        } else if let Some(piece) = take_from(&self.allocated) {
-            free(piece);
-        } else {
-            return false;
-        }
+        let mut pieces = self.pieces.iter().map(|slot| slot.swap(ptr::null_mut(), Relaxed));
+        let Some(piece) = pieces.find(|piece| !piece.is_null()) else { return false };
+        free(piece);
         self.held.fetch_sub(1, Relaxed);
         true
     }
-}
-
-/// Stores a piece in an empty slot. Returns `false` if there is none.
-fn put_into(slots: &[AtomicPtr<u8>], piece: *mut u8) -> bool {
-    let is_put = |slot: &AtomicPtr<u8>| {
-        slot.compare_exchange(ptr::null_mut(), piece, Relaxed, Relaxed).is_ok()
-    };
-    slots.iter().any(is_put)
-}
-
-fn take_from(slots: &[AtomicPtr<u8>]) -> Option<*mut u8> {
-    let mut pieces = slots.iter().map(|slot| slot.swap(ptr::null_mut(), Relaxed));
-    pieces.find(|piece| !piece.is_null())
 }
 
 // SAFETY: each block is from the system's allocator, and goes back to it, with the layout that the
@@ -268,11 +232,6 @@ unsafe impl GlobalAlloc for Allocator {
         unsafe { System.dealloc(block, layout) };
         RESERVE.note_freed(layout.size());
     }
-}
-
-fn unmap(piece: *mut u8) {
-    // SAFETY: it was mapped with this length, and the caller has the only pointer to it.
-    unsafe { libc::munmap(piece.cast(), PIECE_BYTES) };
 }
 
 fn free(piece: *mut u8) {
