@@ -152,24 +152,22 @@ impl EventLoop {
     /// slice of a page.
     fn monitor(&mut self) {
         let EventLoop { poller, server, measurements, .. } = self;
-        let now = poller.now;
-        poller.notifier.update(now, || Status::Serving(server.summary()));
-        if let Some(metrics) = poller.metrics.as_mut().filter(|metrics| metrics.next_due() <= now) {
-            if measurements.next_due() <= now {
-                measurements.update(server, now);
+        poller.notifier.update(poller.now, || Status::Serving(server.summary()));
+        let Some(metrics) = &mut poller.metrics else { return };
+        if metrics.next_due() <= poller.now {
+            if measurements.next_due() <= poller.now {
+                measurements.update(server, poller.now);
             }
-            metrics.turn(ServerState::Serving(server, measurements), now);
+            metrics.turn(ServerState::Serving(server, measurements), poller.now);
             metrics.turn_by(measurements.next_due());
         }
+        poller.now = poller.clock.now();
+        measurements.iterations.count(poller.now.since(self.iteration_at));
     }
 
     fn wait(&mut self) -> io::Result<()> {
         self.due = self.server.next_due();
         let mut next = self.due.min(self.acceptor.next_due()).min(self.poller.next_due());
-        if self.poller.metrics.is_some() {
-            let span = self.poller.read_clock().since(self.iteration_at);
-            self.measurements.iterations.count(span);
-        }
         // There is no event when etcd does not acknowledge changes for some time.
         if self.membership.is_some() && !self.server.is_acknowledged() {
             next = next.min(self.poller.now + LOOK_INTERVAL);
