@@ -44,10 +44,8 @@ pub struct MetricsPage {
 enum Stage {
     /// Counts connections, from this number on.
     Connections(usize),
-    /// Scans the tubes.
+    /// Scans the tubes, and then writes the metrics of the whole server.
     Tubes(TubeScan),
-    /// Writes the metrics of the whole server.
-    Totals,
     /// Writes the samples of a metric of [`TUBE_METRICS`], from the tube with this index on.
     TubeMetrics { metric: usize, tube: usize },
 }
@@ -108,12 +106,9 @@ impl Page for MetricsPage {
                         // Prometheus rejects a page with duplicates.
                         tube_scan::dedup(&mut self.tubes);
                     }
-                    self.stage = Stage::Totals;
+                    self.write_totals(view, &mut Samples::of_server(text));
+                    self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
                 }
-            }
-            Stage::Totals => {
-                self.write_totals(view, &mut Samples::of_server(text));
-                self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
             }
             &mut Stage::TubeMetrics { mut metric, mut tube } => {
                 let has_cache = view.queue.body_cache.limit.is_some();

@@ -28,10 +28,8 @@ pub struct StatusPage {
 
 #[derive(Debug)]
 enum Stage {
-    /// Scans the tubes.
+    /// Scans the tubes, and then writes the totals and what is above them.
     Tubes(TubeScan),
-    /// Writes the totals and what is above them.
-    Head,
     /// Writes the last ten minutes.
     History,
     /// Writes the head of the table before the first row, the rows from this one on, and the end of the
@@ -115,12 +113,9 @@ impl Page for StatusPage {
                 if is_done {
                     self.problems.add_server(view);
                     self.ranking.sort();
-                    self.stage = Stage::Head;
+                    self.write_head(view, out);
+                    self.stage = Stage::History;
                 }
-            }
-            Stage::Head => {
-                self.write_head(view, out);
-                self.stage = Stage::History;
             }
             Stage::History => {
                 write_history(view, out);
