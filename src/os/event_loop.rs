@@ -98,8 +98,9 @@ impl EventLoop {
                 self.server.set_clock_offset(clock::offset(self.poller.now));
             }
             self.server.begin(self.poller.now, self.due);
-            // The first visit takes the time at which the wait has ended: that is a moment ago.
-            let (clock, waited_until) = (self.poller.clock, Cell::new(Some(self.poller.now)));
+            // The first visit takes the time at which the wait has ended, unless more was done since.
+            let waited_until = Some(self.poller.now).filter(|&now| now < self.due);
+            let (clock, waited_until) = (self.poller.clock, Cell::new(waited_until));
             let now = || waited_until.take().unwrap_or_else(|| clock.now());
             while self.server.visit_next(now).is_some() {}
             self.poller.now = self.server.clock();
