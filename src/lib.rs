@@ -27,7 +27,7 @@
 //! | [`engine::queue`] | the rules: jobs, tubes, waiting workers, time, what is logged |
 //! | [`engine::binlog`] | records on disk: writing, syncing, space, compaction, reading |
 //! | [`attention`] | what needs attention: the rules, for the status page and `beanstalkctl` |
-//! | [`engine::budget`], [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`] | containers, and values that every layer uses |
+//! | [`engine::collections`], [`engine::digest`], [`engine::headroom`], [`engine::keys`], [`engine::limits`], [`engine::text`], [`engine::time`], [`engine::work`] | containers, and values that every layer uses |
 //!
 //! # A command from socket to socket
 //!
@@ -55,7 +55,7 @@
 //! - Jobs are counted where they enter and leave a structure, and nowhere else.
 //! - After each command no connection waits while a tube that it watches has a job for it.
 //! - A timer goes off at most one tick (66 us) after its moment, or earlier: then nothing is due and
-//!   it is set again. Work that is due and exceeds the budget of an iteration is done in the next ones.
+//!   it is set again. Due work that exceeds its part of an iteration is done in the next ones.
 //! - The amortized cost of a command does not grow with the number of other tubes, jobs or
 //!   connections, except for commands that list or count them.
 //! - One iteration moves at most a few thousand jobs: kicked, due, flushed, reserved or deleted in a

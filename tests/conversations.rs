@@ -89,7 +89,6 @@ fn manners() -> [(&'static str, Manner); 7] {
         closing_work: 1,
         closing_slice_work: 1,
         keys_forgotten_per_tick: 1,
-        free_steps: 0,
         watches_per_step: 1,
         jobs_per_reserve_step: 1,
         jobs_per_kick_step: 1,

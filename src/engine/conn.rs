@@ -228,6 +228,9 @@ impl ReserveKind {
     }
 }
 
+/// A command is one unit of work, and so are each this many bytes of its reply.
+const REPLY_BYTES_PER_WORK: usize = 128;
+
 impl Conn {
     /// Copying a body of this length costs more than a second read, which goes straight to its
     /// slot.
@@ -362,17 +365,14 @@ impl Conn {
     fn run(&mut self, s: &mut Store, input: &[u8]) -> usize {
         let mut rest = input;
         // A reply to a connection that waited comes before the next command, which may delete its job.
-        let may_run =
-            |c: &Conn, s: &Store| s.budget.has_share() && c.can_run(s) && s.queue.woken.is_empty();
+        let may_run = |c: &Conn, s: &Store| {
+            s.queue.work.is_left() && c.can_run(s) && s.queue.woken.is_empty()
+        };
         while self.has_step(rest) && may_run(self, s) {
-            let last_command_at = s.begin_command();
-            let waited = s.queue.woken.len();
-            let Some(answer) = self.step(s, &mut rest) else {
-                s.now = last_command_at;
-                break;
-            };
+            s.begin_command();
+            let Some(answer) = self.step(s, &mut rest) else { break };
             self.answer(s, answer);
-            s.charge_command(s.queue.woken.len() - waited);
+            s.end_command();
         }
         self.has_backlog = self.has_step(rest) && !may_run(self, s);
         if self.has_backlog {
@@ -504,7 +504,7 @@ impl Conn {
     /// Replies to a connection whose wait has ended.
     pub fn end_wait(&mut self, s: &mut Store, result: WaitResult) {
         if let WaitResult::Reserved(job) = result {
-            s.queue.hold(&mut self.client, job, s.moment());
+            s.queue.hold(&mut self.client, job);
         }
         let Doing::Wait(kind, until) = self.doing else {
             // It is closing, and gives the job back.
@@ -540,8 +540,9 @@ impl Conn {
     /// Appends a reply to the output. Returns `false` if there is no memory: then the connection closes.
     #[inline]
     pub fn reply(&mut self, s: &mut Store, reply: &Reply) -> bool {
+        let before = s.pool.text_len();
         let written = reply.write(&mut self.output, &mut s.pool, &mut s.queue);
-        let is_written = self.replied(s, written);
+        let is_written = self.replied(s, before, written);
         if let Reply::Job(JobWord::Reserved, job) = reply {
             s.queue.after_reserve(*job);
         }
@@ -559,12 +560,20 @@ impl Conn {
     ) -> bool {
         let Queue { jobs, bodies, .. } = &mut s.queue;
         let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
+        let before = s.pool.text_len();
         let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
-        self.replied(s, written)
+        self.replied(s, before, written)
     }
 
+    /// Handles that a reply was written behind a text of all outputs of this length.
     #[inline]
-    fn replied(&mut self, s: &mut Store, written: Result<(), TryReserveError>) -> bool {
+    fn replied(
+        &mut self,
+        s: &mut Store,
+        before: usize,
+        written: Result<(), TryReserveError>,
+    ) -> bool {
+        s.queue.work.spend((s.pool.text_len() - before) / REPLY_BYTES_PER_WORK);
         if written.is_err() {
             self.fail(s);
             return false;
@@ -624,10 +633,9 @@ impl Conn {
     /// Accepts `count` bytes that were read into the slice that [`Conn::body_space`] returned.
     pub fn receive_body(&mut self, s: &mut Store, count: usize) {
         s.begin_command();
-        let waited = s.queue.woken.len();
         let answer = put::advance(self, s, count);
         self.answer(s, answer);
-        s.charge_command(s.queue.woken.len() - waited);
+        s.end_command();
     }
 
     fn next_line(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {

@@ -42,8 +42,6 @@ pub struct Limits {
     pub keys_forgotten_per_tick: usize,
 
     // ---- Steps of commands ----
-    /// The watches that each command may check, or the names that it may list, without charge.
-    pub free_steps: usize,
     /// The watches that a reserve checks in an iteration.
     pub watches_per_step: usize,
     /// The jobs that a `reserve-batch` reserves in an iteration, so that a step takes less than 1 ms,
@@ -172,7 +170,6 @@ impl Limits {
         closing_slice_work: 256,
         keys_forgotten_per_tick: 256,
 
-        free_steps: 32,
         watches_per_step: 2048,
         jobs_per_reserve_step: 256,
         jobs_per_kick_step: 1024,

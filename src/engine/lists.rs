@@ -111,8 +111,7 @@ pub fn list_step(s: &mut Store) -> bool {
             // Without memory for its beginning, `list_step` returns `NoMemory`.
             let _ = queue.tubes.begin_listing();
         }
-        let mut steps_left = queue.limits.names_per_list_step;
-        match queue.tubes.list_step(&mut steps_left) {
+        match queue.tubes.list_step(queue.limits.names_per_list_step) {
             Listed::Unfinished => return false,
             Listed::NoMemory => {}
             Listed::Complete(text) => {

@@ -3,7 +3,6 @@
 //! are in the map at the head of the crate.
 
 pub mod binlog;
-pub mod budget;
 pub mod collections;
 pub mod commands;
 pub mod conn;
@@ -20,3 +19,4 @@ pub mod server;
 pub mod store;
 pub mod text;
 pub mod time;
+pub mod work;

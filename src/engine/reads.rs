@@ -149,7 +149,7 @@ pub fn reply_jobs(
 /// Begins to wait for the bodies of a reply. Their TTRs begin when the reply is made.
 #[cold]
 fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -> Answer {
-    s.budget.charge_share(WORK_PER_BODY * jobs.len());
+    s.queue.work.spend(WORK_PER_BODY * jobs.len());
     let mut wanted = WantedBodies {
         reply,
         bodies: Vec::new(),
@@ -157,7 +157,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         cold_bytes: 0,
         copied_bytes: 0,
         grant: None,
-        asked_at: s.moment(),
+        asked_at: s.queue.now,
     };
     let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
     let mut fits = has_room.is_ok();
@@ -199,8 +199,7 @@ pub fn refuse(
     jobs: impl Iterator<Item = (JobKey, u64)>,
 ) -> Answer {
     if reply.is_reserved() {
-        let now = s.moment();
-        jobs.for_each(|(job, id)| s.queue.give_back(&mut c.client, job, id, now));
+        jobs.for_each(|(job, id)| s.queue.give_back(&mut c.client, job, id));
     }
     Err(Word::OutOfMemory)
 }

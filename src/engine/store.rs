@@ -4,7 +4,6 @@
 //! the server delivers it after the visit.
 
 use super::binlog::disk::Progress;
-use super::budget::Budget;
 use super::commands::COMMANDS;
 use super::headroom::Headroom;
 use super::keys::ConnKey;
@@ -12,8 +11,8 @@ use super::limits::Limits;
 use super::lists::Lists;
 use super::protocol::output::Pool;
 use super::protocol::stats::{ProcessInfo, ServerStats};
+use super::queue::Queue;
 use super::queue::body::Body;
-use super::queue::{Queue, WORK_PER_WAKE};
 use super::reads::Reads;
 use super::time::Nanos;
 use log::warn;
@@ -48,13 +47,9 @@ pub struct Store {
     pub total_connections: u64,
     /// Open connections.
     pub connections: usize,
+    /// The time of the last command.
+    command_at: Nanos,
     pub is_draining: bool,
-    pub budget: Budget,
-    /// The time of this visit or tick.
-    pub clock: Nanos,
-    /// The time of the command that runs, or ran last. Later for each command, so that jobs that one
-    /// read delays by the same time become ready in their order.
-    pub now: Nanos,
     /// Connections to flush at the end of the iteration, each once.
     pub dirty: Vec<ConnKey>,
     /// Connections with output that is held back.
@@ -79,8 +74,6 @@ pub struct Store {
 
 /// Units of work to reserve or delete a job of a batch.
 pub const WORK_PER_BATCHED_JOB: usize = 12;
-/// A command is one unit of work, and so are this many bytes of its reply.
-const REPLY_COST_PER_WORK: usize = 128;
 /// Limits unused input and unsent text, and lists, to an eighth of `--max-memory` each.
 pub const BUFFERS_DIVISOR: u64 = 8;
 /// A client with this many unsent bytes does not read its replies: its commands do not run.
@@ -109,6 +102,7 @@ impl Store {
     pub fn new(settings: Settings, limits: Limits, process: ProcessInfo, now: Nanos) -> Store {
         let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
         let mut queue = Queue::new(limits);
+        queue.now = now;
         queue.bury_after = settings.bury_after;
         queue.body_cache.limit = settings.body_cache_bytes;
         Store {
@@ -118,10 +112,8 @@ impl Store {
             commands: [0; COMMANDS.len()],
             total_connections: 0,
             connections: 0,
+            command_at: now,
             is_draining: false,
-            budget: Budget::new(&limits),
-            clock: now,
-            now,
             dirty: Vec::new(),
             held: Vec::new(),
             pool: Pool::default(),
@@ -135,38 +127,23 @@ impl Store {
         }
     }
 
-    /// Lets time pass until the next command. Returns the time of the last one.
-    pub fn begin_command(&mut self) -> Nanos {
-        let last = self.now;
-        self.now = self.clock.max(last + Nanos::ONE);
-        last
+    /// Lets time pass until `now`, but not back.
+    #[inline]
+    pub fn advance(&mut self, now: Nanos) {
+        self.queue.now = self.queue.now.max(now);
     }
 
-    /// Returns the time of what happens outside of a command, which is not before the last one.
-    pub fn moment(&self) -> Nanos {
-        self.clock.max(self.now)
+    /// Begins a command, or a step of one, or looks for one.
+    #[inline]
+    pub fn begin_command(&mut self) {
+        self.advance(self.command_at + Nanos::ONE);
     }
 
-    /// Charges a command, or a step of one. It has ended the waits of `woken` other connections.
-    pub fn charge_command(&mut self, woken: usize) {
-        let invalidation = self.queue.take_invalidation_work();
-        self.budget.charge(invalidation);
-        let work = self.take_reply_work() + woken * WORK_PER_WAKE + self.queue.take_work();
-        self.budget.charge_share(1 + work);
-    }
-
-    /// Charges the watches or tubes that a command has looked at, of which the first are free.
-    pub fn charge_steps(&mut self, steps: usize, steps_per_work: usize) {
-        // With one watch there is none.
-        if steps > 0 {
-            let charged = steps.saturating_sub(self.queue.limits.free_steps);
-            self.budget.charge_share(charged / steps_per_work);
-        }
-    }
-
-    /// Returns the work of replies since the previous call.
-    pub fn take_reply_work(&mut self) -> usize {
-        self.pool.take_cost() / REPLY_COST_PER_WORK
+    /// Ends a command, or a step of one.
+    #[inline]
+    pub fn end_command(&mut self) {
+        self.command_at = self.queue.now;
+        self.queue.work.spend(1);
     }
 
     // ---- Memory ----
@@ -228,8 +205,9 @@ impl Store {
             }
         }
         let taken = self.queue.job_bytes();
-        if self.memory_warned_at.is_none_or(|at| at + WARN_INTERVAL <= self.now) {
-            self.memory_warned_at = Some(self.now);
+        let now = self.queue.now;
+        if self.memory_warned_at.is_none_or(|at| at + WARN_INTERVAL <= now) {
+            self.memory_warned_at = Some(now);
             warn!(
                 "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
                  {taken} bytes of memory, and {limit} are allowed"

@@ -595,8 +595,10 @@ fn options(setup: &Setup) -> driver::Options {
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     };
-    // Only with threads a body of any length is read in the background.
-    let limits = Limits { read_at_once_bytes: usize::MAX, ..setup.limits };
+    // Only with threads a body of any length is read in the background. What is due after a long time is done
+    // at once, unless the setup has a small limit.
+    let least_due_work = setup.limits.most_due_work;
+    let limits = Limits { read_at_once_bytes: usize::MAX, least_due_work, ..setup.limits };
     driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
 }
 

@@ -5,13 +5,10 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::Kick;
-use crate::engine::queue::flush::{FlushKind, WORK_PER_FREE};
+use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::JobState;
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
-
-/// Units of work to touch a job.
-const WORK_PER_TOUCH: usize = 2;
 
 // ---- Jobs ----
 
@@ -33,50 +30,46 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         }
     }
     s.queue.compact();
-    s.budget.charge_share((deleted + not_found) * WORK_PER_BATCHED_JOB);
+    s.queue.work.spend((deleted + not_found) * WORK_PER_BATCHED_JOB);
     Ok(Reply::Numbers("DELETED_BATCH ", deleted as u64, not_found as u64))
 }
 
 #[inline]
 fn delete_one(c: &mut Conn, s: &mut Store, id: u64) -> Result<(), Word> {
     let job = s.queue.find_own(&c.client, id).ok_or(Word::NotFound)?;
-    Ok(s.queue.delete(&mut c.client, job, s.now)?)
+    Ok(s.queue.delete(&mut c.client, job)?)
 }
 
 /// `release <id> <pri> <delay>`
 pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
-    s.queue.release(&mut c.client, job, args.number(1), args.number(2), s.now)?;
+    s.queue.release(&mut c.client, job, args.number(1), args.number(2))?;
     Ok(Word::Released.into())
 }
 
 /// `bury <id> <pri>`
 pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
-    s.queue.bury(&mut c.client, job, args.number(1), s.now)?;
+    s.queue.bury(&mut c.client, job, args.number(1))?;
     Ok(Word::Buried.into())
 }
 
 /// `touch <id>`
 pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
-    s.queue.touch(&mut c.client, job, s.now);
+    s.queue.touch(&mut c.client, job);
     Ok(Word::Touched.into())
 }
 
 /// `touch-all`
 pub fn touch_all(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    let touch = TouchAll::new(s.now);
+    let touch = TouchAll::new(s.queue.now);
     touch_all_step(c, s, touch)
 }
 
 /// Renews the deadlines of the next jobs.
 pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answer {
-    let most = s.queue.limits.jobs_per_touch_step;
-    let mut checks_left = most;
-    let is_done = s.queue.touch_all_step(&mut c.client, &mut touch, &mut checks_left, s.now);
-    s.budget.charge_share((most - checks_left) * WORK_PER_TOUCH);
-    if is_done {
+    if s.queue.touch_all_step(&mut c.client, &mut touch) {
         return Ok(Reply::Number("TOUCHED_ALL ", touch.touched as u64));
     }
     c.later(Steps::TouchAll(touch))
@@ -90,10 +83,7 @@ pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// Kicks the next jobs.
 pub fn kick_step(c: &mut Conn, s: &mut Store, mut kick: Kick) -> Answer {
-    let before = kick.kicked;
-    let kicked = s.queue.kick(&mut kick, s.now);
-    s.budget.charge_share((kick.kicked - before) as usize);
-    kicked?;
+    s.queue.kick(&mut kick)?;
     if kick.left == 0 {
         return Ok(Reply::Number("KICKED ", kick.kicked.into()));
     }
@@ -107,7 +97,7 @@ pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         JobState::Delayed | JobState::Buried => {}
         JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NotFound),
     }
-    s.queue.kick_one(job, s.now)?;
+    s.queue.kick_one(job)?;
     s.queue.compact();
     Ok(Word::KickedJob.into())
 }
@@ -153,7 +143,7 @@ pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         ensure_room_for_tubes(s)?;
     }
     let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
-    s.queue.pause(tube, secs, s.now);
+    s.queue.pause(tube, secs);
     Ok(Word::Paused.into())
 }
 
@@ -170,12 +160,9 @@ pub fn flush_buried(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// Deletes the jobs at once. The client gets its reply when all of them are freed.
 fn flush(c: &mut Conn, s: &mut Store, tube: &str, kind: FlushKind) -> Answer {
     let tube = s.queue.tubes.find(tube).ok_or(Word::NotFound)?;
-    if let Some(count) = s.queue.flush(c.key, tube, kind, s.now)? {
-        let freed = usize::try_from(count).unwrap_or(usize::MAX);
-        s.budget.charge_share(freed.saturating_mul(WORK_PER_FREE));
+    if let Some(count) = s.queue.flush(c.key, tube, kind)? {
         return Ok(Reply::Number("FLUSHED ", count));
     }
-    s.budget.charge_share(s.queue.limits.first_flush_work);
     c.doing = Doing::Flush;
     Ok(Reply::Later)
 }

@@ -80,9 +80,7 @@ pub fn select_step(
     mut scan: Box<SelectionScan>,
     shows_bodies: bool,
 ) -> Answer {
-    let step = scan.step(&s.queue);
-    s.budget.charge_share(scan.take_work());
-    match step? {
+    match scan.step(&mut s.queue)? {
         ScanStep::Unfinished if s.selections >= MAX_SELECTIONS => Err(Word::OutOfMemory),
         ScanStep::Unfinished => {
             s.selections += 1;

@@ -136,14 +136,14 @@ fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<A
 /// Returns the answer to a put whose key is in force.
 #[cold]
 fn hit(s: &mut Store, unique: NewKey) -> Option<Answer> {
-    let hit = s.queue.find_unique(unique.digest, s.now)?;
+    let hit = s.queue.find_unique(unique.digest)?;
     s.queue.count_hit();
     Some(Ok(Reply::InsertedBefore(hit)))
 }
 
 fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
     let Put { id, params, tube: name, unique, .. } = put;
-    let (queue, now) = (&mut s.queue, s.now);
+    let queue = &mut s.queue;
     let inserted: Result<(), NoSpace> = headroom::leave(Headroom::Whole, || {
         let tube = match name {
             None => c.client.used,
@@ -155,7 +155,7 @@ fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
                 }
             },
         };
-        queue.put(tube, id, params, unique.as_ref(), body, now)
+        queue.put(tube, id, params, unique.as_ref(), body)
     });
     inserted?;
     Ok(Reply::Number("INSERTED ", id))

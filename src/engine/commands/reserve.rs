@@ -11,14 +11,11 @@ use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::waiters::{Search, Wait};
+use crate::engine::queue::waiters::{Search, WATCHES_PER_WORK, Wait};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
-
-/// Checking this many watches is one unit of work.
-const WATCHES_PER_WORK: usize = 2;
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
@@ -27,12 +24,12 @@ pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 
 /// `reserve-with-timeout <seconds>`
 pub fn reserve_with_timeout(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    begin(c, s, s.now + Nanos::from_secs(args.number(0)), ReserveKind::Job)
+    begin(c, s, s.queue.now + Nanos::from_secs(args.number(0)), ReserveKind::Job)
 }
 
 /// `reserve-batch <count> [<seconds>]`
 pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let until = s.now + Nanos::from_secs(args.number(1));
+    let until = s.queue.now + Nanos::from_secs(args.number(1));
     begin(c, s, until, ReserveKind::Batch(args.count()))
 }
 
@@ -46,7 +43,7 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     if !s.settings.can_hold(&s.queue.jobs[job].body) {
         return Err(Word::OutOfMemory);
     }
-    s.queue.reserve_job(&mut c.client, job, s.now)?;
+    s.queue.reserve_job(&mut c.client, job)?;
     s.queue.mark_worker(&mut c.client);
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }
@@ -54,7 +51,7 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer {
     s.queue.mark_worker(&mut c.client);
     // A slot may have become free while no client waited for it.
-    s.queue.offer_parked(s.now);
+    s.queue.offer_parked();
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
     let seq = s.queue.next_wait_seq();
@@ -64,24 +61,17 @@ fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
 /// iterations; tubes that change between them are checked again.
 pub fn reserve_step(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
-    let most = s.queue.limits.watches_per_step;
-    let mut steps_left = most;
-    let answer = reserve_or_wait(c, s, wait, kind, &mut steps_left);
-    s.charge_steps(most - steps_left, WATCHES_PER_WORK);
+    let rest = s.queue.work.give(s.queue.limits.watches_per_step.div_ceil(WATCHES_PER_WORK));
+    let answer = reserve_or_wait(c, s, wait, kind);
+    s.queue.work.end(rest);
     answer
 }
 
-fn reserve_or_wait(
-    c: &mut Conn,
-    s: &mut Store,
-    wait: Wait,
-    kind: ReserveKind,
-    steps_left: &mut usize,
-) -> Answer {
+fn reserve_or_wait(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
     match kind {
-        ReserveKind::Job => match s.queue.best_job(&mut c.client, steps_left)? {
+        ReserveKind::Job => match s.queue.best_job(&mut c.client)? {
             Search::Found(job) => {
-                s.queue.make_reserved(job, &mut c.client, s.now);
+                s.queue.make_reserved(job, &mut c.client);
                 return reads::reply_job(
                     c,
                     s,
@@ -94,7 +84,7 @@ fn reserve_or_wait(
         },
         ReserveKind::Batch(max) => {
             let mut batch = Batch::new(max);
-            match (fill_batch(c, s, &mut batch, steps_left)?, batch.is_empty()) {
+            match (fill_batch(c, s, &mut batch)?, batch.is_empty()) {
                 (true, true) => {}
                 (true, false) => return reply_batch(c, s, batch, wait.until),
                 (false, true) => return c.later(Steps::Reserve(wait, kind)),
@@ -102,17 +92,19 @@ fn reserve_or_wait(
             }
         }
     }
-    let mut tops_work = s.queue.limits.flushed_tops_work;
-    if !s.queue.free_flushed_tops(&mut c.client, &mut tops_work, s.now) {
+    let rest = s.queue.work.give(s.queue.limits.flushed_tops_work);
+    let are_freed = s.queue.free_flushed_tops(&mut c.client);
+    s.queue.work.end(rest);
+    if !are_freed {
         return c.later(Steps::Reserve(wait, kind));
     }
-    if s.queue.is_deadline_soon(&c.client, s.now) {
+    if s.queue.is_deadline_soon(&c.client) {
         return Err(Word::DeadlineSoon);
     }
-    if wait.until <= s.now || c.is_half_closed {
+    if wait.until <= s.queue.now || c.is_half_closed {
         return Ok(kind.timeout_reply());
     }
-    let waits = s.queue.wait(&c.client, wait, steps_left, s.now)?;
+    let waits = s.queue.wait(&c.client, wait)?;
     if !waits {
         return c.later(Steps::Reserve(wait, kind));
     }
@@ -145,27 +137,21 @@ pub fn awaited(
 pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nanos) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
-    let most = s.queue.limits.watches_per_step;
-    let mut steps_left = most;
-    let filled = fill_batch(c, s, &mut batch, &mut steps_left);
-    s.charge_steps(most - steps_left, WATCHES_PER_WORK);
+    let rest = s.queue.work.give(s.queue.limits.watches_per_step.div_ceil(WATCHES_PER_WORK));
+    let filled = fill_batch(c, s, &mut batch);
+    s.queue.work.end(rest);
     if filled? { reply_batch(c, s, batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
 }
 
 /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch
 /// is complete: it is full, or no further job is found, or there is no memory for one. On an error the
 /// batch is empty.
-fn fill_batch(
-    c: &mut Conn,
-    s: &mut Store,
-    batch: &mut Batch,
-    steps_left: &mut usize,
-) -> Result<bool, TryReserveError> {
+fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, TryReserveError> {
     let before = batch.jobs.len();
     let most = before + s.queue.limits.jobs_per_reserve_step;
     let mut is_complete = false;
     while !is_complete && batch.jobs.len() < most {
-        match reserve_into_batch(c, s, batch, steps_left) {
+        match reserve_into_batch(c, s, batch) {
             Ok(Search::Found(_)) => is_complete = batch.is_full(),
             Ok(Search::Unfinished) => break,
             Ok(Search::Nothing) => is_complete = true,
@@ -173,7 +159,7 @@ fn fill_batch(
             Err(_) => is_complete = true,
         }
     }
-    s.budget.charge_share((batch.jobs.len() - before) * WORK_PER_BATCHED_JOB);
+    s.queue.work.spend((batch.jobs.len() - before) * WORK_PER_BATCHED_JOB);
     Ok(is_complete)
 }
 
@@ -183,17 +169,16 @@ fn reserve_into_batch(
     c: &mut Conn,
     s: &mut Store,
     batch: &mut Batch,
-    steps_left: &mut usize,
 ) -> Result<Search, TryReserveError> {
     c.client.ensure_can_reserve()?;
-    let search = s.queue.best_job(&mut c.client, steps_left)?;
+    let search = s.queue.best_job(&mut c.client)?;
     if let Search::Found(job) = search {
         if !fits_reply(s, batch, job) {
             return Ok(Search::Nothing);
         }
         c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
         batch.try_push(job, &s.queue.jobs[job])?;
-        s.queue.make_reserved(job, &mut c.client, s.now);
+        s.queue.make_reserved(job, &mut c.client);
     }
     Ok(search)
 }

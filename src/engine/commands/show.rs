@@ -58,21 +58,21 @@ fn used_tube<'s>(c: &Conn, s: &'s Store) -> &'s Tube {
 
 /// `stats`
 pub fn stats(_: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    Ok(Reply::Document(stats::server(&s.stats(), &s.queue, s.now)))
+    Ok(Reply::Document(stats::server(&s.stats(), &s.queue)))
 }
 
 /// `stats-job <id>`
 pub fn stats_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
-    Ok(Reply::Document(stats::job(job, &s.queue, s.now)))
+    Ok(Reply::Document(stats::job(job, &s.queue)))
 }
 
 /// `stats-tube <tube>`
 pub fn stats_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
-    let text = stats::tube(&s.queue.tubes[tube], s.queue.count_waiting(tube), s.now);
+    let text = stats::tube(&s.queue.tubes[tube], s.queue.count_waiting(tube), s.queue.now);
     // The count has checked each waiter.
-    s.budget.charge_share(s.queue.tubes[tube].waiters.len() / WAITERS_PER_WORK);
+    s.queue.work.spend_for(s.queue.tubes[tube].waiters.len(), WAITERS_PER_WORK);
     Ok(Reply::Document(text))
 }
 
@@ -87,7 +87,7 @@ pub fn list_tube_used(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
 pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let count = s.queue.tubes.len();
     if count <= names_per_step(s) {
-        s.charge_steps(count, NAMES_PER_WORK);
+        s.queue.work.spend_for(count, NAMES_PER_WORK);
         let names = s.queue.tubes.iter().map(|tube| &*tube.name);
         return Ok(Reply::Document(stats::list(names)?));
     }
@@ -101,7 +101,7 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let count = c.client.watching.len();
     if count <= names_per_step(s) {
-        s.charge_steps(count, NAMES_PER_WORK);
+        s.queue.work.spend_for(count, NAMES_PER_WORK);
         let queue = &s.queue;
         let watched = c.client.watching.tubes(&queue.watches);
         return Ok(Reply::Document(stats::list(watched.map(|tube| &*queue.tubes[tube].name))?));
@@ -121,7 +121,7 @@ pub fn list_watched_step(
     first: WatchKey,
 ) -> Answer {
     let names_per_step = s.queue.limits.names_per_list_step;
-    s.budget.charge_share(names_per_step / NAMES_PER_WORK);
+    s.queue.work.spend_for(names_per_step, NAMES_PER_WORK);
     s.lists.incomplete_bytes -= text.len() as u64;
     let mut next = Some(first);
     for _ in 0..names_per_step {

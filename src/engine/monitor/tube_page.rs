@@ -75,9 +75,7 @@ fn job_columns<'q>() -> [Column<ShownJob<'q>>; 12] {
         ("age_seconds", "age", |it| Value::Span(it.view.now.since(it.job.created_at))),
         ("delay_seconds", "delay", |it| Value::Span(Nanos::from_secs(it.job.delay_secs))),
         ("ttr_seconds", "ttr", |it| Value::Span(Nanos::from_secs(it.job.ttr_secs))),
-        ("time_left_seconds", "time left", |it| {
-            Value::Span(it.view.queue.time_left(it.job, it.view.now))
-        }),
+        ("time_left_seconds", "time left", |it| Value::Span(it.view.queue.time_left(it.job))),
         ("bytes", "bytes", |it| Value::Count(it.job.body.content_len().into())),
         ("reserves", "reserves", |it| Value::Count(it.counts().reserves.into())),
         ("timeouts", "timeouts", |it| Value::Count(it.counts().timeouts.into())),

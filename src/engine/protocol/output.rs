@@ -120,12 +120,7 @@ pub struct Pool {
     spare: Vec<Boxed>,
     /// The lengths of all buffers in bytes, including sent bytes that were not removed yet.
     text_len: usize,
-    /// The bytes that were copied, and a part of those that are shared, since they were charged last.
-    cost: usize,
 }
-
-/// Sharing this many bytes costs as much as copying one.
-const SHARED_PER_COPIED: usize = 16;
 
 /// The maximum number of bytes in one system call, so that a long output does not delay other
 /// clients.
@@ -198,7 +193,6 @@ impl Output {
         }
         text.extend_from_slice(bytes);
         pool.text_len += bytes.len();
-        pool.cost += bytes.len();
         Ok(())
     }
 
@@ -220,7 +214,6 @@ impl Output {
         headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
         let (len, at) = (body.full_len() as usize, pending.text.len());
         pending.parts_len += len;
-        pool.cost += len / SHARED_PER_COPIED;
         let part = match body {
             BodyRef::Stored(body) => Part::Body(bodies.share(body)),
             BodyRef::Read(body) => Part::ReadBody(Rc::clone(body)),
@@ -239,7 +232,6 @@ impl Output {
         let pieces = list.piece_count();
         headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(pieces))?;
         pending.parts_len += list.len();
-        pool.cost += list.len() / SHARED_PER_COPIED;
         let at = pending.text.len();
         for piece in 0..pieces {
             pending.parts.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
@@ -483,11 +475,6 @@ impl Pool {
     /// Returns the lengths of the buffers of all outputs.
     pub fn text_len(&self) -> usize {
         self.text_len
-    }
-
-    /// Returns about how many bytes were copied since the previous call.
-    pub fn take_cost(&mut self) -> usize {
-        std::mem::take(&mut self.cost)
     }
 
     fn alloc(&mut self) -> Result<Boxed, TryReserveError> {

@@ -138,7 +138,6 @@ pub fn jobs(
     keys: &[JobKey],
     next: u64,
     queue: &Queue,
-    now: Nanos,
     entry_of: impl Fn(Holder) -> Option<ReservedEntry>,
 ) -> Result<String, TryReserveError> {
     let mut text = String::new();
@@ -148,14 +147,14 @@ pub fn jobs(
     write!(text, "---\nnext: {next}\njobs:{end}").expect(STRING_WRITE);
     for &key in keys {
         let job = &queue.jobs[key];
-        push_job_line(&mut text, job, queue, now);
+        push_job_line(&mut text, job, queue);
         if let State::Reserved(holder) = job.state
             && let Some(entry) = entry_of(holder)
         {
             text.push_str(", client: ");
             text::push_decimal(&mut text, holder.by.id());
             text.push_str(", held: ");
-            text::push_decimal(&mut text, now.since(entry.reserved_at).whole_secs());
+            text::push_decimal(&mut text, queue.now.since(entry.reserved_at).whole_secs());
         }
         text.push_str("}\n");
     }
@@ -163,14 +162,10 @@ pub fn jobs(
 }
 
 /// Appends the line of `list-clients` with a client.
-pub fn push_client_line(
-    text: &mut String,
-    c: &Conn,
-    queue: &Queue,
-    now: Nanos,
-) -> Result<(), TryReserveError> {
+pub fn push_client_line(text: &mut String, c: &Conn, queue: &Queue) -> Result<(), TryReserveError> {
     headroom::leave(Headroom::Quarter, || text.try_reserve(LONGEST_CLIENT_LINE))?;
-    let (id, activity, age) = (c.id(), c.activity().name(), now.since(c.opened_at).whole_secs());
+    let (id, activity, age) =
+        (c.id(), c.activity().name(), queue.now.since(c.opened_at).whole_secs());
     let (reserved, watching) = (c.client.held.len(), c.client.watching.len());
     let using = &queue.tubes[c.client.used].name;
     writeln!(
@@ -208,7 +203,7 @@ pub fn longest_jobs_len(count: usize) -> usize {
 
 /// Appends the line of a job, without its end. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
-fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
+fn push_job_line(text: &mut String, job: &Job, queue: &Queue) {
     let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
     text.push_str("- {id: ");
     text::push_decimal(text, job.id);
@@ -216,10 +211,10 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
     text.push_str(job.state.shown().name());
     for (name, number) in [
         (", pri: ", job.pri.into()),
-        (", age: ", now.since(job.created_at).whole_secs()),
+        (", age: ", queue.now.since(job.created_at).whole_secs()),
         (", delay: ", job.delay_secs.into()),
         (", ttr: ", job.ttr_secs.into()),
-        (", time-left: ", queue.time_left(job, now).whole_secs()),
+        (", time-left: ", queue.time_left(job).whole_secs()),
         (", bytes: ", job.body.content_len().into()),
         (", reserves: ", reserves.into()),
         (", timeouts: ", timeouts.into()),
@@ -233,7 +228,7 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue, now: Nanos) {
 }
 
 /// Returns the document of `stats-job`.
-pub fn job(key: JobKey, queue: &Queue, now: Nanos) -> String {
+pub fn job(key: JobKey, queue: &Queue) -> String {
     let job = &queue.jobs[key];
     let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
     let mut yaml = Yaml::new();
@@ -241,10 +236,10 @@ pub fn job(key: JobKey, queue: &Queue, now: Nanos) -> String {
         .quoted("tube", &queue.tubes[job.tube].name)
         .line("state", job.state.shown().name())
         .line("pri", job.pri)
-        .line("age", now.since(job.created_at).whole_secs())
+        .line("age", queue.now.since(job.created_at).whole_secs())
         .line("delay", job.delay_secs)
         .line("ttr", job.ttr_secs)
-        .line("time-left", queue.time_left(job, now).whole_secs())
+        .line("time-left", queue.time_left(job).whole_secs())
         .line("file", queue.binlog.as_ref().map_or(0, |binlog| binlog.file_of(key)))
         .line("reserves", reserves)
         .line("timeouts", timeouts)
@@ -276,7 +271,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
 }
 
 /// Returns the document of `stats`.
-pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
+pub fn server(server: &ServerStats<'_>, queue: &Queue) -> String {
     let mut yaml = Yaml::new();
     current_jobs(&mut yaml, &queue.totals);
     commands(&mut yaml, server.commands);
@@ -289,7 +284,7 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue, now: Nanos) -> String {
         .line("current-workers", queue.totals.workers)
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
-    process(&mut yaml, server.process, now);
+    process(&mut yaml, server.process, queue.now);
     let binlog = queue.binlog.as_ref().map(Binlog::stats).unwrap_or_default();
     yaml.line("binlog-oldest-index", binlog.oldest)
         .line("binlog-current-index", binlog.current)

@@ -143,10 +143,10 @@ impl Begun {
 impl Queue {
     // ---- Bodies of jobs that come and go ----
 
-    /// Drops a job that was removed, with its counts and its body. Returns whether this freed a page of bodies.
-    pub(super) fn drop_job(&mut self, job: Job) -> bool {
+    /// Drops a job that was removed, with its counts and its body.
+    pub(super) fn drop_job(&mut self, job: Job) {
         self.large_counts.remove(job.counts);
-        self.drop_counted(job.tube, job.body)
+        self.drop_counted(job.tube, job.body);
     }
 
     /// Returns the body of a record at `offset` that is replayed: a cold one if the bodies in memory
@@ -186,8 +186,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Drops the body of a job in this tube. Returns whether this freed a page of bodies.
-    fn drop_counted(&mut self, tube: TubeKey, body: Body) -> bool {
+    /// Drops the body of a job in this tube.
+    fn drop_counted(&mut self, tube: TubeKey, body: Body) {
         let len = u64::from(body.full_len());
         if body.is_cold() {
             self.body_cache.cold.jobs -= 1;
@@ -199,7 +199,7 @@ impl Queue {
         } else {
             self.body_cache.warm_bytes -= len;
         }
-        self.bodies.remove(body)
+        self.drop_body(body);
     }
 
     fn count_cold(&mut self, tube: TubeKey, full_len: u32) {
@@ -236,7 +236,7 @@ impl Queue {
             return;
         }
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
-        self.freed_pages += usize::from(self.drop_counted(tube, body));
+        self.drop_counted(tube, body);
         self.count_cold(tube, full_len);
         self.body_cache.has_evicted = true;
     }
@@ -382,7 +382,7 @@ impl Queue {
 
     /// Buries a job whose body this connection wants and that cannot be read, unless another one has
     /// reserved it: that one has the body.
-    pub fn bury_unreadable(&mut self, client: &mut Client, key: JobKey, id: u64, now: Nanos) {
+    pub fn bury_unreadable(&mut self, client: &mut Client, key: JobKey, id: u64) {
         let Some(job) = self.jobs.get(key).filter(|job| job.id == id) else { return };
         // A record after that of the flush would bring the job back.
         if self.is_flushed(job) {
@@ -400,10 +400,10 @@ impl Queue {
         error!("job {id} is buried, because its body cannot be read");
         self.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
-            self.record_update(key, Target::Buried, now);
+            self.record_update(key, Target::Buried);
         }
         self.take(client, key);
-        self.attach(key, Target::Buried, now);
+        self.attach(key, Target::Buried);
     }
 
     /// Begins to read ahead the bodies of the next jobs of a tube.
@@ -494,16 +494,16 @@ impl Queue {
         }
         self.record_end(key, &job, None, None);
         let tube = job.tube;
-        self.freed_pages += usize::from(self.drop_job(job));
+        self.drop_job(job);
         self.remove_tube_if_idle(tube);
     }
 
     /// Takes a job that [`Queue::lost`] names from the connection that holds it. Nothing is left of it to
     /// reserve, so it is buried until compaction deletes it.
-    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
+    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
         if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
             self.take(client, key);
-            self.attach(key, Target::Buried, now);
+            self.attach(key, Target::Buried);
         }
     }
 

@@ -43,7 +43,7 @@ pub struct SelectionScan {
     lowest: BinaryHeap<u64>,
     /// The memory page of jobs that is compared next.
     next_page: usize,
-    /// The units of work that were not charged yet.
+    /// The units of work of this step.
     work: usize,
 }
 
@@ -101,7 +101,14 @@ impl Queue {
 
 impl SelectionScan {
     /// Continues the scan.
-    pub fn step(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
+    pub fn step(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
+        self.work = 0;
+        let step = self.advance(queue);
+        queue.work.spend(self.work);
+        step
+    }
+
+    fn advance(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
         if queue.tubes.find(&self.tube_name) != Some(self.tube) {
             return Ok(ScanStep::NoTube);
         }
@@ -121,11 +128,6 @@ impl SelectionScan {
             return Ok(ScanStep::Unfinished);
         }
         self.finish(queue)
-    }
-
-    /// Returns the units of work since the previous call.
-    pub fn take_work(&mut self) -> usize {
-        std::mem::take(&mut self.work)
     }
 
     /// Compares all jobs of the tube. Returns `false` if it has too many.
@@ -263,13 +265,13 @@ mod tests {
         let delay_secs = u32::from(random.u8(..4) == 0) * 60;
         let params = JobParams { pri: random.u32(..9), delay_secs, ttr_secs: 60 };
         let body = queue.bodies.add(b"body\r\n").unwrap();
-        queue.put(tube, id, params, None, body, NOW).unwrap();
+        queue.put(tube, id, params, None, body).unwrap();
         if random.bool() {
             client.ensure_can_reserve().unwrap();
             let job = queue.find(id).unwrap();
-            queue.reserve_job(client, job, NOW).unwrap();
+            queue.reserve_job(client, job).unwrap();
             if random.bool() {
-                queue.bury(client, job, 1, NOW).unwrap();
+                queue.bury(client, job, 1).unwrap();
             }
         }
     }
@@ -307,6 +309,7 @@ mod tests {
         for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 9), (12_000, 60, 9)] {
             let mut random = fastrand::Rng::with_seed(5);
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             fill(&mut queue, &mut random, count, gap);
             let mut max_steps = 0;
             for (tube, state) in ["few", "many"].into_iter().flat_map(|it| STATES.map(|s| (it, s)))
@@ -339,6 +342,7 @@ mod tests {
     fn a_job_that_stays_is_in_exactly_one_page() {
         let mut random = fastrand::Rng::with_seed(6);
         let mut queue = Queue::new(Limits::DEFAULT);
+        queue.now = NOW;
         let mut client = fill(&mut queue, &mut random, 12_000, 60);
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
         let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);
@@ -348,7 +352,7 @@ mod tests {
                 for _ in 0..50 {
                     let gone = *random.choice(&staying).expect("some jobs stay");
                     let job = queue.find(gone).expect("it stays");
-                    queue.delete(&mut client, job, Nanos::ZERO).unwrap();
+                    queue.delete(&mut client, job).unwrap();
                     staying.remove(&gone);
                     let new = queue.highest_id + 1;
                     put(queue, &mut client, &mut random, new);

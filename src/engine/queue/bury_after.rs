@@ -28,29 +28,23 @@ const INTERVAL: Nanos = Nanos::from_secs(10);
 
 impl Queue {
     /// Makes a job ready that this connection has reserved, and whose body there is no memory for.
-    pub fn give_back(&mut self, client: &mut Client, key: JobKey, id: u64, now: Nanos) {
+    pub fn give_back(&mut self, client: &mut Client, key: JobKey, id: u64) {
         if self.is_held(client, key, id) {
             self.stop_ttr(client, key);
-            self.take_back(client, key, End::Disconnect, &mut usize::MAX.clone(), now);
+            self.take_back(client, key, End::Disconnect);
         }
     }
 
     /// Makes a reserved job ready that comes back from its worker, or buries it if it came back too
-    /// often. Subtracts the work from `work_left`.
+    /// often.
     ///
     /// A job whose body was not read yet has not reached its worker: neither its reserve nor its return
     /// counts.
-    pub(super) fn take_back(
-        &mut self,
-        client: &mut Client,
-        key: JobKey,
-        end: End,
-        work_left: &mut usize,
-        now: Nanos,
-    ) {
+    pub(super) fn take_back(&mut self, client: &mut Client, key: JobKey, end: End) {
+        self.work.spend(WORK_PER_MOVE);
         let has_begun = self.due(&self.jobs[key]).is_some();
         if has_begun {
-            self.count_end(client, key, end, now);
+            self.count_end(client, key, end);
         }
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(u16::from(has_begun));
@@ -64,15 +58,14 @@ impl Queue {
                 let reserves = counts.reserves.wrapping_sub(1);
                 self.set_counts(key, Counts { reserves, ..counts });
             }
-            return self.make_ready_and_charge(key, work_left, now);
+            return self.make_ready(key);
         }
         self.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
-        self.transition(client, key, Target::Buried, now);
-        *work_left = work_left.saturating_sub(WORK_PER_MOVE);
+        self.transition(client, key, Target::Buried);
         let tube = &mut self.tubes[tube];
         tube.buried_after_returns += 1;
-        if self.bury_log.is_allowed(now) {
+        if self.bury_log.is_allowed(self.now) {
             warn!("job {id} in tube \"{}\" came back {returns} times: burying it", tube.name);
         }
     }

@@ -79,28 +79,28 @@ impl Queue {
     }
 
     /// Releases the jobs of a closed connection in the order of reservation, then removes its watches. One
-    /// with more than 4,096 jobs releases them in the order of their deadlines. Returns `false` if
-    /// `work_left` is too small for all of it; otherwise the key is free.
-    pub fn leave(&mut self, leaving: &mut Leaving, work_left: &mut usize, now: Nanos) -> bool {
+    /// with more than 4,096 jobs releases them in the order of their deadlines. Returns `false` without work left
+    /// for all of it; otherwise the key is free.
+    pub fn leave(&mut self, leaving: &mut Leaving) -> bool {
         let Leaving { client, release_order } = leaving;
         while let Some(soonest) = client.held.first() {
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 return false;
             }
             // Between two steps its TTR may have run out.
             let is_held = |job: &JobKey| self.jobs.get(*job).is_some_and(|job| client.holds(job));
             let job = release_order.pop().filter(is_held).unwrap_or(soonest.job);
             if self.is_flushed(&self.jobs[job]) {
-                self.free_held(client, job, work_left, now);
+                self.free_held(client, job);
             } else {
-                self.take_back(client, job, End::Disconnect, work_left, now);
+                self.take_back(client, job, End::Disconnect);
             }
         }
         while let Some(watch) = client.watching.first_watch() {
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 return false;
             }
-            *work_left = work_left.saturating_sub(WORK_PER_WATCH);
+            self.work.spend(WORK_PER_WATCH);
             let tube = self.remove_watch(client, watch);
             self.remove_tube_if_idle(tube);
         }
@@ -126,13 +126,13 @@ impl Queue {
     // ---- Held jobs ----
 
     /// Adds a job to those that a connection holds, after [`Queue::assign`]. There must be room for it.
-    pub fn hold(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
+    pub fn hold(&mut self, client: &mut Client, key: JobKey) {
         let deadline = self.jobs[key].due;
         let seq = self.next_reserve_seq;
         self.next_reserve_seq = seq.wrapping_add(1);
-        let entry = ReservedEntry { deadline, reserved_at: now, seq, job: key };
+        let entry = ReservedEntry { deadline, reserved_at: self.now, seq, job: key };
         client.held.insert(entry, &mut self.jobs);
-        self.conn_timers.set_no_later_than(client.key, deadline.max(now));
+        self.conn_timers.set_no_later_than(client.key, deadline.max(self.now));
     }
 
     /// Detaches a job that no other connection holds.

@@ -18,10 +18,10 @@
 //!
 //! A group is known by a hash of its key with the secret of the server, not by the key itself.
 
-use super::Queue;
 use super::due::LATE;
 use super::job::{Job, State};
 use super::tube::Tube;
+use super::{Queue, WORK_PER_MOVE};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::digest::Con;
 use crate::engine::keys::{JobKey, Key, MemberKey, TubeKey};
@@ -330,19 +330,27 @@ impl Queue {
         groups.change(group, |_| {});
     }
 
-    /// Parks blocked jobs at the front of a tube, at most `steps_left`. Returns `false` if that are too few.
+    /// Parks the first ready job of a tube if it is blocked. Returns whether it was.
     #[inline]
-    pub(super) fn park_blocked(&mut self, tube: TubeKey, steps_left: &mut usize) -> bool {
-        while let Some(first) = self.tubes[tube].first_ready(&self.jobs)
-            && self.is_blocked(first)
-        {
-            if *steps_left == 0 {
-                return false;
-            }
-            *steps_left -= 1;
+    pub(super) fn park_first(&mut self, tube: TubeKey) -> bool {
+        let Some(first) = self.tubes[tube].first_ready(&self.jobs) else { return false };
+        let is_blocked = self.is_blocked(first);
+        if is_blocked {
             let group = self.member(first).expect("it is blocked").con.group;
             self.withdraw(first, group);
             self.park(first, group);
+            self.work.spend(WORK_PER_MOVE);
+        }
+        is_blocked
+    }
+
+    /// Parks all of these. Returns `false` without work left for that.
+    #[inline]
+    pub(super) fn park_blocked(&mut self, tube: TubeKey) -> bool {
+        while self.park_first(tube) {
+            if !self.work.is_left() {
+                return false;
+            }
         }
         true
     }
@@ -350,8 +358,7 @@ impl Queue {
     /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, one
     /// of these.
     pub fn first_ready(&mut self, tube: TubeKey) -> Option<JobKey> {
-        let mut steps_left = OFFERED_PER_STEP;
-        self.park_blocked(tube, &mut steps_left);
+        let _ = (0..OFFERED_PER_STEP).find(|_| !self.park_first(tube));
         let Tube { epoch, .. } = self.tubes[tube];
         let first = self.tubes[tube].first_ready(&self.jobs);
         first.or_else(|| self.unique.groups.first_in_tube(tube, epoch))
@@ -385,14 +392,14 @@ impl Queue {
 
     /// Offers parked jobs of groups that have a free slot: gives them to workers that wait.
     #[inline]
-    pub fn offer_parked(&mut self, now: Nanos) {
+    pub fn offer_parked(&mut self) {
         if !self.unique.groups.freed.is_empty() {
-            self.offer_freed(now);
+            self.offer_freed();
         }
     }
 
     #[cold]
-    fn offer_freed(&mut self, now: Nanos) {
+    fn offer_freed(&mut self) {
         for _ in 0..OFFERED_PER_STEP {
             let Some(group) = self.unique.groups.next_freed() else { return };
             self.unique.groups.turn = group.wrapping_add(1);
@@ -413,7 +420,7 @@ impl Queue {
             self.withdraw(first, group);
             self.set_place(first, Place::Offered);
             self.tubes[self.jobs[first].tube].behind -= 1;
-            self.announce(first, now);
+            self.announce(first);
         }
     }
 

@@ -5,7 +5,7 @@ use super::counts::CountedEvent;
 use super::outcomes::End;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
-use super::{Queue, RETRY_AFTER, WORK_PER_WAKE, WaitResult};
+use super::{Queue, RETRY_AFTER, WORK_PER_MOVE, WORK_PER_WAKE, WaitResult};
 use crate::engine::binlog::Binlog;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
@@ -20,27 +20,28 @@ pub(super) const LATE: Nanos = Nanos::from_millis(20);
 
 impl Queue {
     /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`.
-    pub fn pause(&mut self, key: TubeKey, secs: u32, now: Nanos) {
-        let until = now + Nanos::from_secs(secs);
+    pub fn pause(&mut self, key: TubeKey, secs: u32) {
+        let until = self.now + Nanos::from_secs(secs);
         let tube = &mut self.tubes[key];
         tube.pauses += 1;
         if secs == 0 {
             // Quirk: 0 seconds end the pause in force, if any; pinned by
             // tests/conversations/pause-tube-anew.txt.
-            self.end_pause(key, &mut (self.limits.wakes_per_step * WORK_PER_WAKE), now);
+            let rest = self.work.give(self.limits.wakes_per_step * WORK_PER_WAKE);
+            self.end_pause(key);
+            self.work.end(rest);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
             self.tube_timers.set_no_later_than(key, until);
         }
     }
 
-    /// Ends a pause and serves the waiters. If `work_left` is too small for all of them, the pause
-    /// stays in force until the next tick.
-    fn end_pause(&mut self, key: TubeKey, work_left: &mut usize, now: Nanos) {
+    /// Ends a pause and serves the waiters. Without work left for all of them, the pause stays in force until
+    /// the next tick.
+    fn end_pause(&mut self, key: TubeKey) {
         let pause = self.tubes[key].pause.take();
-        while *work_left > 0 && self.serve_waiter(key, now) {
-            self.offer_parked(now);
-            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+        while self.work.is_left() && self.serve_waiter(key) {
+            self.offer_parked();
         }
         if self.tubes[key].best_job(&self.jobs).is_none() {
             return;
@@ -48,32 +49,26 @@ impl Queue {
         if self.longest_waiting(key).is_some() {
             let tube = &mut self.tubes[key];
             tube.pause = pause;
-            tube.pause.iter_mut().for_each(|pause| pause.until = now);
-            self.tube_timers.set_no_later_than(key, now);
+            tube.pause.iter_mut().for_each(|pause| pause.until = self.now);
+            self.tube_timers.set_no_later_than(key, self.now);
         } else {
             self.invalidate(key);
         }
     }
 
     /// Makes the connection wait for a job. The wait also ends with its timeout, or when a reserved
-    /// job is near its deadline. Returns `false` if `steps_left` is too small to queue it at all
-    /// tubes: the connection does not wait, and must search again.
-    pub fn wait(
-        &mut self,
-        client: &Client,
-        wait: Wait,
-        steps_left: &mut usize,
-        now: Nanos,
-    ) -> Result<bool, TryReserveError> {
+    /// job is near its deadline. Returns `false` without work left to queue it at all tubes: the connection does
+    /// not wait, and must search again.
+    pub fn wait(&mut self, client: &Client, wait: Wait) -> Result<bool, TryReserveError> {
         let waits = headroom::leave(Headroom::ThreeQuarters, || {
             // All waits may end at once.
             let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);
             self.woken.try_reserve(waiting.saturating_add(1))?;
-            self.enqueue_waiter(client.key, wait, steps_left)
+            self.enqueue_waiter(client.key, wait)
         })?;
         if waits {
             self.totals.waiting += 1;
-            self.set_client_timer(client, now);
+            self.set_client_timer(client);
         }
         Ok(waits)
     }
@@ -86,9 +81,9 @@ impl Queue {
     }
 
     /// Returns whether a reserved job of the connection reaches its deadline in at most 1 s.
-    pub fn is_deadline_soon(&self, client: &Client, now: Nanos) -> bool {
+    pub fn is_deadline_soon(&self, client: &Client) -> bool {
         let soonest = client.held.first();
-        let soonest = soonest.filter(|entry| entry.deadline <= now + SAFETY_MARGIN);
+        let soonest = soonest.filter(|entry| entry.deadline <= self.now + SAFETY_MARGIN);
         soonest.is_some_and(|entry| !self.is_flushed(&self.jobs[entry.job]))
     }
 
@@ -107,37 +102,36 @@ impl Queue {
     }
 
     /// Lets the binlog count an iteration, and compacts it.
-    pub fn tick_binlog(&mut self, now: Nanos) {
+    pub fn tick_binlog(&mut self) {
         if let Some(binlog) = &mut self.binlog {
-            binlog.tick(now);
+            binlog.tick(self.now);
             self.compact();
-            // This compaction is charged to no connection.
-            self.moved_bytes = 0;
         }
     }
 
-    /// Does due work, at most `work` units for tubes. Connections follow ([`Queue::next_due_conn`]), so that
-    /// a job that becomes ready wins over a timeout.
-    pub fn tick(&mut self, work: usize, now: Nanos) {
+    /// Does due work, with its part for tubes. Connections follow ([`Queue::next_due_conn`]), so that a job that
+    /// becomes ready wins over a timeout.
+    pub fn tick(&mut self) {
         self.evict_step();
-        self.bodies.reap(self.limits.freed_per_tick_bytes, now);
-        self.bury_log.tick(now);
+        self.bodies.reap(self.limits.freed_per_tick_bytes, self.now);
+        self.bury_log.tick(self.now);
         self.is_late = false;
-        self.forget_ended(now);
-        self.offer_parked(now);
-        self.ticked_at = now;
-        let mut work_left = work;
-        while work_left > 0
-            && let Some(tube) = self.tube_timers.pop_due(now)
+        self.forget_ended();
+        self.offer_parked();
+        self.ticked_at = self.now;
+        let rest = self.work.give_due();
+        while self.work.is_left()
+            && let Some(tube) = self.tube_timers.pop_due(self.now)
         {
-            with_slice(&mut work_left, self.limits.due_slice_work, |slice_left| {
-                self.run_due_tube(tube, now, slice_left);
-                // The check costs one unit even if nothing is due any more.
-                *slice_left = slice_left.saturating_sub(1);
-            });
+            let others = self.work.give_at_most(self.limits.due_slice_work);
+            self.run_due_tube(tube);
+            // The check costs one unit even if nothing is due any more.
+            self.work.spend(1);
+            self.work.end(others);
         }
+        self.work.end(rest);
         // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
-        self.conns_until = self.tube_timers.next_due().min(now);
+        self.conns_until = self.tube_timers.next_due().min(self.now);
     }
 
     /// Returns the next connection for which something is due.
@@ -156,28 +150,30 @@ impl Queue {
         self.is_late
     }
 
-    fn run_due_tube(&mut self, key: TubeKey, now: Nanos, work_left: &mut usize) {
-        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= now) {
-            self.end_pause(key, work_left, now);
+    fn run_due_tube(&mut self, key: TubeKey) {
+        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= self.now) {
+            self.end_pause(key);
         }
         while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
-            if due > now || *work_left == 0 {
+            if due > self.now || !self.work.is_left() {
                 break;
             }
+            self.work.spend(WORK_PER_MOVE);
             self.detach(job);
-            self.make_ready_and_charge(job, work_left, now);
+            self.make_ready(job);
         }
         // Last: while memory is short, it may take all work that is left, again and again.
-        let is_refused = self.retry_postponed(key, work_left, now);
+        let is_refused = self.retry_postponed(key);
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
         // Without work left, and if no job was refused, the retry was not complete.
-        let retry_at = if *work_left == 0 && !is_refused { now } else { now + RETRY_AFTER };
+        let retry_at =
+            if !self.work.is_left() && !is_refused { self.now } else { self.now + RETRY_AFTER };
         let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
         if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
-            self.is_late |= next + LATE < now;
-            self.tube_timers.set_no_later_than(key, next.max(now));
+            self.is_late |= next + LATE < self.now;
+            self.tube_timers.set_no_later_than(key, next.max(self.now));
         }
     }
 
@@ -189,46 +185,41 @@ impl Queue {
 
     /// Does a part of the due work of a connection. What is left is due again behind others. Returns the
     /// result of its wait if that ends.
-    pub fn run_due_client(
-        &mut self,
-        client: &mut Client,
-        now: Nanos,
-        work_left: &mut usize,
-    ) -> Option<WaitResult> {
+    pub fn run_due_client(&mut self, client: &mut Client) -> Option<WaitResult> {
         loop {
-            self.free_flushed_tops(client, work_left, now);
+            self.free_flushed_tops(client);
             let first = client.held.first();
-            let Some(expired) = first.filter(|entry| entry.deadline <= now) else { break };
-            if *work_left == 0 {
+            let Some(expired) = first.filter(|entry| entry.deadline <= self.now) else { break };
+            if !self.work.is_left() {
                 break;
             }
             self.count_event(expired.job, CountedEvent::Timeout);
             self.totals.timeouts += 1;
-            self.take_back(client, expired.job, End::Timeout, work_left, now);
+            self.take_back(client, expired.job, End::Timeout);
         }
         let result = match self.watchers[client.key].wait {
-            Some(_) if self.is_deadline_soon(client, now) => Some(WaitResult::DeadlineSoon),
-            Some(wait) if wait.until <= now => Some(WaitResult::TimedOut),
+            Some(_) if self.is_deadline_soon(client) => Some(WaitResult::DeadlineSoon),
+            Some(wait) if wait.until <= self.now => Some(WaitResult::TimedOut),
             Some(_) | None => None,
         };
         if result.is_some() {
             self.stop_waiting(client.key);
-            *work_left = work_left.saturating_sub(WORK_PER_WAKE);
+            self.work.spend(WORK_PER_WAKE);
         }
         // The check costs one unit even if nothing is due any more.
-        *work_left = work_left.saturating_sub(1);
+        self.work.spend(1);
         let first = client.held.first();
-        self.is_late |= first.is_some_and(|first| first.deadline + LATE < now);
-        self.set_client_timer(client, now);
+        self.is_late |= first.is_some_and(|first| first.deadline + LATE < self.now);
+        self.set_client_timer(client);
         result
     }
 
     /// Sets the timer of a connection to the first of these: the deadline of a reserved job; and
     /// during a wait, 1 s before that deadline, and the timeout.
-    pub(super) fn set_client_timer(&mut self, client: &Client, now: Nanos) {
+    pub(super) fn set_client_timer(&mut self, client: &Client) {
         let next = self.next_moment(client);
         if next != Nanos::NEVER {
-            self.conn_timers.set_no_later_than(client.key, next.max(now));
+            self.conn_timers.set_no_later_than(client.key, next.max(self.now));
         }
     }
 
@@ -241,13 +232,4 @@ impl Queue {
             Some(wait) => wait.until.min(deadline.before(SAFETY_MARGIN)),
         }
     }
-}
-
-/// Runs `step` with at most `max` units of `work_left`, and subtracts the units that it used.
-pub fn with_slice<R>(work_left: &mut usize, max: usize, step: impl FnOnce(&mut usize) -> R) -> R {
-    let slice = max.min(*work_left);
-    let mut slice_left = slice;
-    let result = step(&mut slice_left);
-    *work_left -= slice - slice_left;
-    result
 }

@@ -68,7 +68,7 @@ const MAX_PENDING: u8 = 200;
 /// All tubes together have at most this many, because the flush of a job is found by a linear search.
 const MAX_PENDING_IN_ALL: usize = 1024;
 /// Units of work to free a flushed job, without the memory pages that are freed with it.
-pub const WORK_PER_FREE: usize = 3;
+const WORK_PER_FREE: usize = 3;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
 
@@ -97,7 +97,6 @@ impl Queue {
         conn: ConnKey,
         tube_key: TubeKey,
         kind: FlushKind,
-        now: Nanos,
     ) -> Result<Option<u64>, NoSpace> {
         let tube = &self.tubes[tube_key];
         let count = match kind {
@@ -111,7 +110,7 @@ impl Queue {
             return Err(NoSpace::Memory);
         }
         self.flushes.pending.try_reserve(1)?;
-        self.record_flush(tube_key, kind, now)?;
+        self.record_flush(tube_key, kind)?;
 
         let tube = &mut self.tubes[tube_key];
         tube.flushes += 1;
@@ -127,7 +126,7 @@ impl Queue {
             buried: std::mem::take(&mut tube.buried),
             behind: 0,
             reserved: 0,
-            decision: Decision { kind, decided_at: now },
+            decision: Decision { kind, decided_at: self.now },
             epoch,
             buried_epoch: tube.buried_epoch,
         };
@@ -155,10 +154,10 @@ impl Queue {
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
         let newest = self.flushes.pending.len() - 1;
-        let mut first_work = self.limits.first_flush_work;
-        let is_complete = is_only
-            && self.free_flushed(newest, &mut first_work, now)
-            && self.flushes.pending[newest].reserved == 0;
+        let rest = self.work.give(self.limits.first_flush_work);
+        let is_complete =
+            is_only && self.free_flushed(newest) && self.flushes.pending[newest].reserved == 0;
+        self.work.end(rest);
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
@@ -168,8 +167,8 @@ impl Queue {
     }
 
     /// Frees jobs of the oldest flushes.
-    pub fn flush_step(&mut self, work_left: &mut usize, now: Nanos) -> FlushStep {
-        while self.has_flushes() && self.free_flushed(0, work_left, now) {
+    pub fn flush_step(&mut self) -> FlushStep {
+        while self.has_flushes() && self.free_flushed(0) {
             if self.flushes.pending[0].reserved > 0 {
                 return FlushStep::Held;
             }
@@ -196,36 +195,35 @@ impl Queue {
         flush
     }
 
-    /// Frees the jobs of a flush that no connection holds. Returns `false` if `work_left` is too small for all
-    /// of them.
-    fn free_flushed(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
-        let is_done = self.free_flushed_jobs(index, work_left, now);
-        self.offer_parked(now);
+    /// Frees the jobs of a flush that no connection holds. Returns `false` without work left for all of them.
+    fn free_flushed(&mut self, index: usize) -> bool {
+        let is_done = self.free_flushed_jobs(index);
+        self.offer_parked();
         is_done
     }
 
-    fn free_flushed_jobs(&mut self, index: usize, work_left: &mut usize, now: Nanos) -> bool {
+    fn free_flushed_jobs(&mut self, index: usize) -> bool {
         loop {
             let Flush { tube, epoch, ready, delayed, postponed, buried, behind, decision, .. } =
                 &mut self.flushes.pending[index];
             let (tube, epoch) = (*tube, *epoch);
             let decision = *decision;
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 return false;
             }
             let jobs = &mut self.jobs;
             let job = ready.pop_any(jobs).or_else(|| delayed.pop_any(jobs));
             let job = job.or_else(|| postponed.pop_front(jobs)).or_else(|| buried.pop_front(jobs));
             match job.map(JobKey::from_number) {
-                Some(job) => self.free_flushed_job(job, decision, work_left, now),
+                Some(job) => self.free_flushed_job(job, decision),
                 None if *behind > 0 => {
                     *behind -= 1;
                     let job = self.unique.groups.first_in_tube(tube, epoch);
                     let job = job.expect("a job behind others is among those of its group");
-                    self.free_flushed_job(job, decision, work_left, now);
+                    self.free_flushed_job(job, decision);
                 }
                 None if decision.kind == FlushKind::All && self.free_flushed_slot(tube, epoch) => {
-                    *work_left = work_left.saturating_sub(WORK_PER_FREE);
+                    self.work.spend(WORK_PER_FREE);
                 }
                 None => return true,
             }
@@ -233,61 +231,42 @@ impl Queue {
     }
 
     /// Frees flushed jobs that a connection holds, from this index of its heap on. A job that moves within its
-    /// heap may be missed. Returns `false` if `work_left` is too small for all of them.
-    pub fn free_all_held(
-        &mut self,
-        client: &mut Client,
-        index: &mut u32,
-        work_left: &mut usize,
-        now: Nanos,
-    ) -> bool {
-        let mut checks = 0;
+    /// heap may be missed. Returns `false` without work left for all of them.
+    pub fn free_all_held(&mut self, client: &mut Client, index: &mut u32) -> bool {
         while let Some(entry) = client.held.get(*index) {
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 return false;
             }
-            checks += 1;
-            *work_left -= usize::from(checks % CHECKS_PER_WORK == 0);
+            self.work.spend_for(1, CHECKS_PER_WORK);
             if self.is_flushed(&self.jobs[entry.job]) {
-                self.free_held(client, entry.job, work_left, now);
+                self.free_held(client, entry.job);
             } else {
                 *index += 1;
             }
         }
-        *work_left = work_left.saturating_sub(1);
+        self.work.spend(1);
         true
     }
 
-    /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Returns `false` if `work_left`
-    /// is too small for all of them; otherwise the top is a job whose deadline counts.
-    pub fn free_flushed_tops(
-        &mut self,
-        client: &mut Client,
-        work_left: &mut usize,
-        now: Nanos,
-    ) -> bool {
+    /// Frees flushed jobs at the top of a connection's heap of reserved jobs. Returns `false` without work left
+    /// for all of them; otherwise the top is a job whose deadline counts.
+    pub fn free_flushed_tops(&mut self, client: &mut Client) -> bool {
         while self.has_flushes()
             && let Some(top) = client.held.first()
             && self.is_flushed(&self.jobs[top.job])
         {
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 return false;
             }
-            self.free_held(client, top.job, work_left, now);
+            self.free_held(client, top.job);
         }
         true
     }
 
     /// Frees a flushed job that a connection holds.
-    pub(super) fn free_held(
-        &mut self,
-        client: &mut Client,
-        key: JobKey,
-        work_left: &mut usize,
-        now: Nanos,
-    ) {
+    pub(super) fn free_held(&mut self, client: &mut Client, key: JobKey) {
         let Job { tube, epoch, .. } = self.jobs[key];
-        self.count_end(client, key, End::Delete, now);
+        self.count_end(client, key, End::Delete);
         client.forget(key, &mut self.jobs);
         let mut pending = self.flushes.pending.iter_mut();
         let flush =
@@ -295,7 +274,7 @@ impl Queue {
         let flush = flush.expect("a flushed job belongs to a flush");
         flush.reserved -= 1;
         let decision = flush.decision;
-        self.free_flushed_job(key, decision, work_left, now);
+        self.free_flushed_job(key, decision);
     }
 
     /// Returns the moment at which a flush has deleted the job. Only the keys of jobs need it.
@@ -314,22 +293,16 @@ impl Queue {
     }
 
     /// Frees a job of this flush that is in no heap and no list.
-    fn free_flushed_job(
-        &mut self,
-        key: JobKey,
-        decision: Decision,
-        work_left: &mut usize,
-        now: Nanos,
-    ) {
+    fn free_flushed_job(&mut self, key: JobKey, decision: Decision) {
         let mapped_before = self.mapped_bytes();
         self.forget_flushed(key);
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
-        self.record_delete(key, &job, Some(decision), now);
-        let frees_page = self.drop_job(job);
+        self.record_delete(key, &job, Some(decision));
+        self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
-        let pages = usize::from(frees_page) + usize::try_from(freed).unwrap_or(usize::MAX);
-        *work_left = work_left.saturating_sub(WORK_PER_FREE + pages * WORK_PER_PAGE);
+        let pages = usize::try_from(freed).unwrap_or(usize::MAX);
+        self.work.spend(WORK_PER_FREE + pages * WORK_PER_PAGE);
     }
 
     // ---- Checking ----
@@ -390,7 +363,7 @@ mod tests {
         let tube = queue.find_or_create_tube(tube).unwrap();
         let params = JobParams { pri: 7, delay_secs, ttr_secs: 60 };
         let body = queue.bodies.add(b"body\r\n").unwrap();
-        queue.put(tube, id, params, None, body, NOW).unwrap();
+        queue.put(tube, id, params, None, body).unwrap();
     }
 
     fn connect(queue: &mut Queue, index: usize) -> Client {
@@ -400,26 +373,24 @@ mod tests {
     fn reserve(queue: &mut Queue, client: &mut Client, id: u64) -> JobKey {
         client.ensure_can_reserve().unwrap();
         let job = queue.find(id).unwrap();
-        queue.reserve_job(client, job, NOW).unwrap();
+        queue.reserve_job(client, job).unwrap();
         job
     }
 
     /// Frees flushed jobs, and returns the replies in their order.
-    fn free(
-        queue: &mut Queue,
-        clients: &mut [Client],
-        mut work_left: usize,
-    ) -> Vec<(ConnKey, u64)> {
+    fn free(queue: &mut Queue, clients: &mut [Client], work: usize) -> Vec<(ConnKey, u64)> {
         let mut replies = Vec::new();
-        while work_left > 0 {
-            match queue.flush_step(&mut work_left, NOW) {
+        let rest = queue.work.give(work);
+        while queue.work.is_left() {
+            match queue.flush_step() {
                 FlushStep::Complete(conn, count) => replies.push((conn, count)),
                 FlushStep::Held => clients.iter_mut().for_each(|client| {
-                    queue.free_all_held(client, &mut 0, &mut work_left, NOW);
+                    queue.free_all_held(client, &mut 0);
                 }),
                 FlushStep::Ended => break,
             }
         }
+        queue.work.end(rest);
         replies
     }
 
@@ -438,6 +409,7 @@ mod tests {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             let mut clients: Vec<Client> = (0..4).map(|at| connect(&mut queue, at)).collect();
             // The tube of each job, and whether it is buried.
             let mut model: BTreeMap<u64, (&str, bool)> = BTreeMap::new();
@@ -452,7 +424,7 @@ mod tests {
                     let is_buried = is_reserved && random.bool();
                     if is_reserved {
                         let job = reserve(&mut queue, client, last_id);
-                        assert!(!is_buried || queue.bury(client, job, 7, NOW).is_ok());
+                        assert!(!is_buried || queue.bury(client, job, 7).is_ok());
                     }
                     model.insert(last_id, (tube, is_buried));
                 }
@@ -468,7 +440,7 @@ mod tests {
                             *tube != name || (kind == FlushKind::Buried && !*is_buried)
                         });
                         let count = (before - model.len()) as u64;
-                        match queue.flush(conn, tube, kind, NOW).unwrap() {
+                        match queue.flush(conn, tube, kind).unwrap() {
                             Some(flushed) => assert_eq!(flushed, count, "seed {seed}"),
                             None => asked += 1,
                         }
@@ -480,14 +452,14 @@ mod tests {
                         let mut leaving = queue.disconnect(clients.swap_remove(at));
                         queue.abandon_flush(conn);
                         asked = queue.flushes.pending.iter().filter(|it| it.conn.is_some()).count();
-                        assert!(queue.leave(&mut leaving, &mut usize::MAX.clone(), NOW));
+                        assert!(queue.leave(&mut leaving));
                     }
                     _ => {
                         let id = random.u64(..=last_id);
                         let expected = model.contains_key(&id);
                         assert_eq!(queue.find(id).is_some(), expected, "seed {seed}, job {id}");
                         if let Some(job) = queue.find_own(&clients[at], id) {
-                            assert_eq!(queue.delete(&mut clients[at], job, NOW), Ok(()));
+                            assert_eq!(queue.delete(&mut clients[at], job), Ok(()));
                             assert!(model.remove(&id).is_some(), "seed {seed}, job {id}");
                         }
                     }
@@ -505,19 +477,21 @@ mod tests {
     #[test]
     fn the_deadline_of_a_flushed_job_does_not_count() {
         let mut queue = Queue::new(Limits::DEFAULT);
+        queue.now = NOW;
         let mut worker = connect(&mut queue, 0);
         let other = connect(&mut queue, 1).key;
         for id in 1..=1_000 {
             put(&mut queue, id, "a", 0);
             reserve(&mut queue, &mut worker, id);
         }
-        let later = NOW + Nanos::from_millis(59_500);
-        assert!(queue.is_deadline_soon(&worker, later));
+        queue.now = NOW + Nanos::from_millis(59_500);
+        assert!(queue.is_deadline_soon(&worker));
         let tube = queue.tubes.find("a").unwrap();
-        assert_eq!(queue.flush(other, tube, FlushKind::All, NOW), Ok(None));
-        assert!(!queue.is_deadline_soon(&worker, later));
+        assert_eq!(queue.flush(other, tube, FlushKind::All), Ok(None));
+        assert!(!queue.is_deadline_soon(&worker));
         // The TTR of flushed jobs runs out without effect.
-        queue.run_due_client(&mut worker, NOW + Nanos::from_secs(61), &mut usize::MAX.clone());
+        queue.now = NOW + Nanos::from_secs(61);
+        queue.run_due_client(&mut worker);
         assert_eq!(queue.totals.timeouts, 0);
         assert_eq!(finish(&mut queue, &mut []), [(other, 1_000)]);
         assert!(queue.tubes.find("a").is_none(), "an idle tube is kept");
@@ -528,6 +502,7 @@ mod tests {
     fn a_tube_has_a_bounded_number_of_flushes() {
         let limits = Limits { first_flush_work: 1, ..Limits::DEFAULT };
         let mut queue = Queue::new(limits);
+        queue.now = NOW;
         let client = connect(&mut queue, 0);
         let mut id = 0;
         for round in 0..=u64::from(MAX_PENDING) {
@@ -536,7 +511,7 @@ mod tests {
                 put(&mut queue, id, "a", 0);
             }
             let tube = queue.tubes.find("a").unwrap();
-            let flushed = queue.flush(client.key, tube, FlushKind::All, NOW);
+            let flushed = queue.flush(client.key, tube, FlushKind::All);
             let is_refused = round == u64::from(MAX_PENDING);
             assert_eq!(flushed, if is_refused { Err(NoSpace::Memory) } else { Ok(None) });
         }
@@ -551,21 +526,22 @@ mod tests {
     fn small_flushes_during_a_large_one_bring_no_job_back() {
         for kind in [FlushKind::All, FlushKind::Buried] {
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             let mut client = connect(&mut queue, 0);
             let conn = client.key;
             let mut add = |queue: &mut Queue, id| {
                 put(queue, id, "a", 0);
                 if kind == FlushKind::Buried {
                     let job = reserve(queue, &mut client, id);
-                    assert_eq!(queue.bury(&mut client, job, 7, NOW), Ok(()));
+                    assert_eq!(queue.bury(&mut client, job, 7), Ok(()));
                 }
             };
             (1..=5_000).for_each(|id| add(&mut queue, id));
             let tube = queue.tubes.find("a").unwrap();
-            assert_eq!(queue.flush(conn, tube, kind, NOW), Ok(None));
+            assert_eq!(queue.flush(conn, tube, kind), Ok(None));
             for id in 5_001..=5_600 {
                 add(&mut queue, id);
-                let is_refused = queue.flush(conn, tube, kind, NOW).is_err();
+                let is_refused = queue.flush(conn, tube, kind).is_err();
                 assert_eq!(is_refused, id >= 5_000 + u64::from(MAX_PENDING));
                 assert_eq!(queue.find(1), None, "after {id} jobs");
             }

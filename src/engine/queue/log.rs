@@ -22,6 +22,9 @@ use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
+/// Bytes moved by compaction in one unit of work.
+const MOVED_BYTES_PER_WORK: usize = 2048;
+
 impl Queue {
     /// Returns whether each iteration that made records ends in a sync.
     pub fn syncs_each_iteration(&self) -> bool {
@@ -56,32 +59,27 @@ impl Queue {
     }
 
     /// Records a put. The job is sent to `to`.
-    pub(super) fn record_put(&mut self, key: JobKey, to: Target, now: Nanos) {
+    pub(super) fn record_put(&mut self, key: JobKey, to: Target) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
         let fields =
-            fields(job, &self.large_counts, target_state(to, binlog, now), self.clock_offset);
+            fields(job, &self.large_counts, target_state(to, binlog, self.now), self.clock_offset);
         let (body, tube) = (self.bodies.bytes(&job.body), &self.tubes[job.tube].name);
         let unique = self.unique.record_of(job);
         binlog.put(key, &FullRecords { unique, fields, tube, body });
     }
 
     /// Records a release, bury or kick. The job is sent to `to`.
-    pub(super) fn record_update(&mut self, key: JobKey, to: Target, now: Nanos) {
+    pub(super) fn record_update(&mut self, key: JobKey, to: Target) {
         let Some(binlog) = &mut self.binlog else { return };
-        let state = target_state(to, binlog, now);
+        let state = target_state(to, binlog, self.now);
         binlog.update(key, &fields(&self.jobs[key], &self.large_counts, state, self.clock_offset));
     }
 
     /// Records a flush. The deletes of its jobs follow: C beanstalkd skips the record of the flush.
-    pub(super) fn record_flush(
-        &mut self,
-        tube: TubeKey,
-        kind: FlushKind,
-        now: Nanos,
-    ) -> Result<(), NoSpace> {
+    pub(super) fn record_flush(&mut self, tube: TubeKey, kind: FlushKind) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        let decided_at = now.to_wall_clock(self.clock_offset);
+        let decided_at = self.now.to_wall_clock(self.clock_offset);
         binlog.flush(&self.tubes[tube].name, kind, decided_at)
     }
 
@@ -98,15 +96,9 @@ impl Queue {
 
     /// Records the delete of a job that was removed, after [`Queue::reserve_delete`], and ends its key. A
     /// flush has deleted the job before if `flushed_by` is not `None`.
-    pub(super) fn record_delete(
-        &mut self,
-        key: JobKey,
-        job: &Job,
-        flushed_by: Option<Decision>,
-        now: Nanos,
-    ) {
+    pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, flushed_by: Option<Decision>) {
         let unique = job.unique();
-        let kept = unique.and_then(|unique| self.end_unique(key, job, unique, flushed_by, now));
+        let kept = unique.and_then(|unique| self.end_unique(key, job, unique, flushed_by));
         self.record_end(key, job, kept, flushed_by.map(|flush| flush.kind));
     }
 
@@ -176,13 +168,14 @@ impl Queue {
     }
 
     fn move_jobs(&mut self) {
-        let most = self.moved_bytes + self.limits.moved_at_once_bytes;
-        while self.moved_bytes < most
+        let rest = self.work.give(self.limits.moved_at_once_bytes / MOVED_BYTES_PER_WORK);
+        while self.work.is_left()
             && let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
             // A record after that of the flush would bring the job back.
             && !matches!(owner, Owner::Job(job) if self.is_flushed(&self.jobs[job]))
             && self.move_in_binlog(owner, false)
         {}
+        self.work.end(rest);
     }
 
     /// Writes the full records of these jobs again, or of as many as there is space for.
@@ -219,7 +212,8 @@ impl Queue {
             Owner::KeptKey(key) => {
                 let kept = self.kept_record(key);
                 let Some(binlog) = &mut self.binlog else { return false };
-                self.moved_bytes += binlog.move_kept_key(key, &kept);
+                let moved = binlog.move_kept_key(key, &kept);
+                self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
                 true
             }
         }
@@ -234,8 +228,8 @@ impl Queue {
         let fields = fields(job, &self.large_counts, state, self.clock_offset);
         let body = body.unwrap_or_else(|| self.bodies.bytes(&job.body));
         let unique = self.unique.record_of(job);
-        self.moved_bytes +=
-            binlog.move_to_current(key, &FullRecords { unique, fields, tube, body });
+        let moved = binlog.move_to_current(key, &FullRecords { unique, fields, tube, body });
+        self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
     }
 
     /// Returns the present state of a job for a record, and its moment.

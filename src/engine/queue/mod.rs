@@ -78,6 +78,7 @@ use super::collections::timers::Timers;
 use super::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
 use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
+use super::work::Work;
 use body::{Bodies, Body};
 use body_cache::BodyCache;
 use bury_after::BuryLog;
@@ -111,6 +112,11 @@ pub struct Queue {
     pub last_id: u64,
     /// The bounds of steps and iterations.
     pub limits: Limits,
+    /// The work that is left to what runs.
+    pub work: Work,
+    /// The time of what runs. Each command is later than the one before, so that jobs that one read delays by
+    /// the same time become ready in their order.
+    pub now: Nanos,
     /// Jobs for connections that have waited, the oldest first, until the loop delivers them.
     pub woken: Vec<(ConnKey, JobKey)>,
     /// A job that compaction has to delete and that this connection must give up first.
@@ -138,11 +144,6 @@ pub struct Queue {
     bury_log: BuryLog,
     /// Flushes whose jobs are not freed yet.
     flushes: Flushes,
-    /// Bytes moved by compaction, watches invalidated, and pages of bodies freed, since they were
-    /// charged last.
-    moved_bytes: usize,
-    invalidated: usize,
-    freed_pages: usize,
 }
 
 /// The reason for which a wait ended.
@@ -186,19 +187,15 @@ pub struct Totals {
 /// Jobs with a priority below this are urgent.
 const URGENT_BELOW: u32 = 1024;
 
-/// Bytes moved by compaction in one unit of work (0.25 us), and units of work to free a page of
-/// bodies together with its jobs.
-const MOVED_BYTES_PER_WORK: usize = 2048;
+/// Units of work to free a page of bodies together with its jobs.
 const WORK_PER_PAGE: usize = 32;
-/// Watches invalidated in one unit of work.
-const INVALIDATIONS_PER_WORK: usize = 4;
 
 /// The time until a job for which there was no memory is tried again.
 const RETRY_AFTER: Nanos = Nanos::from_secs(1);
 
 /// Units of work to move a job, and to reply to a connection that waited.
 const WORK_PER_MOVE: usize = 2;
-pub const WORK_PER_WAKE: usize = 16;
+const WORK_PER_WAKE: usize = 16;
 
 impl Queue {
     /// Returns an empty queue with the `default` tube.
@@ -215,6 +212,8 @@ impl Queue {
             unique: UniqueKeys::default(),
             last_id: 0,
             limits,
+            work: Work::new(&limits),
+            now: Nanos::ZERO,
             woken: Vec::new(),
             lost: None,
             totals: Totals::default(),
@@ -231,9 +230,6 @@ impl Queue {
             has_metrics: false,
             bury_log: BuryLog::default(),
             flushes: Flushes::default(),
-            moved_bytes: 0,
-            invalidated: 0,
-            freed_pages: 0,
         };
         let default = queue.find_or_create_tube("default");
         assert_eq!(
@@ -316,7 +312,6 @@ impl Queue {
         params: JobParams,
         unique: Option<&NewKey>,
         body: Body,
-        now: Nanos,
     ) -> Result<(), NoSpace> {
         if let Err(no_space) = self.ensure_fits(key, unique, &body) {
             self.drop_body(body);
@@ -327,15 +322,15 @@ impl Queue {
         tube.total_jobs += 1;
         self.totals.total_jobs += 1;
         self.body_cache.add(body.full_len());
-        let mut job = Job::new(id, key, params, body, now);
+        let mut job = Job::new(id, key, params, body, self.now);
         job.epoch = tube.epoch;
-        let target = job.target(now);
+        let target = job.target(self.now);
         let job = self.insert(job);
         if let Some(unique) = unique {
             self.add_unique(job, *unique);
         }
-        self.record_put(job, target, now);
-        self.attach(job, target, now);
+        self.record_put(job, target);
+        self.attach(job, target);
         if self.body_cache.is_full() {
             self.make_cold(job);
         }
@@ -375,7 +370,9 @@ impl Queue {
 
     /// Drops a reference to a body.
     pub fn drop_body(&mut self, body: Body) {
-        self.freed_pages += usize::from(self.bodies.remove(body));
+        if self.bodies.remove(body) {
+            self.work.spend(WORK_PER_PAGE);
+        }
     }
 
     /// Returns whether `reserve-job` may take the job: no connection has reserved it, and no limit of its key
@@ -389,34 +386,29 @@ impl Queue {
     }
 
     /// Reserves a job that may be reserved.
-    pub fn reserve_job(
-        &mut self,
-        client: &mut Client,
-        key: JobKey,
-        now: Nanos,
-    ) -> Result<(), NoSpace> {
+    pub fn reserve_job(&mut self, client: &mut Client, key: JobKey) -> Result<(), NoSpace> {
         if matches!(self.jobs[key].state, State::Buried(_)) {
             // A flush of buried jobs must not delete it, not even after a restart.
             self.record_hold(key, true)?;
         }
-        self.make_reserved(key, client, now);
+        self.make_reserved(key, client);
         Ok(())
     }
 
     /// Deletes a job that no other connection has reserved. The caller then calls [`Queue::compact`].
-    pub fn delete(&mut self, client: &mut Client, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
+    pub fn delete(&mut self, client: &mut Client, key: JobKey) -> Result<(), NoSpace> {
         self.reserve_delete(self.jobs[key].unique())?;
         if client.holds(&self.jobs[key]) {
-            self.count_end(client, key, End::Delete, now);
+            self.count_end(client, key, End::Delete);
         }
         self.take(client, key);
         let job = self.jobs.remove(key);
-        self.record_delete(key, &job, None, now);
+        self.record_delete(key, &job, None);
         self.tubes[job.tube].deletes += 1;
         let tube = job.tube;
-        self.freed_pages += usize::from(self.drop_job(job));
+        self.drop_job(job);
         self.remove_tube_if_idle(tube);
-        self.offer_parked(now);
+        self.offer_parked();
         Ok(())
     }
 
@@ -427,42 +419,35 @@ impl Queue {
         key: JobKey,
         pri: u32,
         delay_secs: u32,
-        now: Nanos,
     ) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.count_end(client, key, End::Release, now);
+        self.count_end(client, key, End::Release);
         self.count_event(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
-        let target = job.target(now);
-        self.transition(client, key, target, now);
+        let target = job.target(self.now);
+        self.transition(client, key, target);
         self.compact();
         Ok(())
     }
 
     /// Buries a job that the connection holds, with a new priority.
-    pub fn bury(
-        &mut self,
-        client: &mut Client,
-        key: JobKey,
-        pri: u32,
-        now: Nanos,
-    ) -> Result<(), NoSpace> {
+    pub fn bury(&mut self, client: &mut Client, key: JobKey, pri: u32) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.count_end(client, key, End::Bury, now);
+        self.count_end(client, key, End::Bury);
         self.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
-        self.transition(client, key, Target::Buried, now);
+        self.transition(client, key, Target::Buried);
         self.compact();
         Ok(())
     }
 
     /// Moves the deadline of a job that the connection holds to a full TTR from now.
-    pub fn touch(&mut self, client: &mut Client, key: JobKey, now: Nanos) {
-        let deadline = now + Nanos::from_secs(self.jobs[key].ttr_secs);
+    pub fn touch(&mut self, client: &mut Client, key: JobKey) {
+        let deadline = self.now + Nanos::from_secs(self.jobs[key].ttr_secs);
         self.set_deadline(client, key, deadline);
-        self.set_client_timer(client, now);
+        self.set_client_timer(client);
     }
 
     /// Stops the TTR of a held job, whose body the connection does not have yet. It begins with
@@ -483,7 +468,7 @@ impl Queue {
 
     /// Kicks jobs until `kick.left` is 0, or a step has kicked as many jobs or woken as many
     /// connections as it may. Returns an error only if the binlog has no space for the first one.
-    pub fn kick(&mut self, kick: &mut Kick, now: Nanos) -> Result<(), NoSpace> {
+    pub fn kick(&mut self, kick: &mut Kick) -> Result<(), NoSpace> {
         for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
             if kick.left == 0 || self.woken.len() >= self.limits.wakes_per_step {
                 break;
@@ -491,7 +476,8 @@ impl Queue {
             let tube = &self.tubes[kick.tube];
             let next =
                 if kick.takes_buried { tube.first_buried() } else { tube.next_to_kick(&self.jobs) };
-            match next.map(|job| self.kick_one(job, now)) {
+            self.work.spend(1);
+            match next.map(|job| self.kick_one(job)) {
                 Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
                 Some(Err(no_space)) if kick.kicked == 0 => {
                     kick.left = 0;
@@ -505,26 +491,15 @@ impl Queue {
     }
 
     /// Makes a buried or delayed job ready.
-    pub fn kick_one(&mut self, key: JobKey, now: Nanos) -> Result<(), NoSpace> {
+    pub fn kick_one(&mut self, key: JobKey) -> Result<(), NoSpace> {
         self.reserve_update()?;
         self.count_kick(key);
         self.count_event(key, CountedEvent::Kick);
         self.jobs[key].returns = 0;
-        self.record_update(key, Target::Ready, now);
+        self.record_update(key, Target::Ready);
         self.detach(key);
-        self.make_ready(key, now);
+        self.make_ready(key);
         Ok(())
-    }
-
-    /// Returns the work of compaction and of freeing pages since the previous call.
-    pub fn take_work(&mut self) -> usize {
-        let moved = std::mem::take(&mut self.moved_bytes) / MOVED_BYTES_PER_WORK;
-        moved + std::mem::take(&mut self.freed_pages) * WORK_PER_PAGE
-    }
-
-    /// Returns the work of invalidating watches since the previous call.
-    pub fn take_invalidation_work(&mut self) -> usize {
-        std::mem::take(&mut self.invalidated) / INVALIDATIONS_PER_WORK
     }
 
     /// Returns whether the connection has reserved the job `id`, whose key is or was `job`.
@@ -545,9 +520,9 @@ impl Queue {
 
     /// Returns the time to the deadline of a reserved job or the end of a delay, or zero. A TTR that has not
     /// begun is left as a whole.
-    pub fn time_left(&self, job: &Job, now: Nanos) -> Nanos {
+    pub fn time_left(&self, job: &Job) -> Nanos {
         match (self.due(job), job.state) {
-            (Some(due), _) => due.since(now),
+            (Some(due), _) => due.since(self.now),
             (None, State::Reserved { .. }) => Nanos::from_secs(job.ttr_secs),
             (None, _) => Nanos::ZERO,
         }
@@ -556,20 +531,20 @@ impl Queue {
     // ---- State changes ----
 
     /// Records the new state of a job in the binlog and changes it.
-    fn transition(&mut self, client: &mut Client, key: JobKey, target: Target, now: Nanos) {
-        self.record_update(key, target, now);
+    fn transition(&mut self, client: &mut Client, key: JobKey, target: Target) {
+        self.record_update(key, target);
         self.take(client, key);
-        self.attach(key, target, now);
+        self.attach(key, target);
     }
 
     /// Adds a detached job to the heap or list of its new state.
-    fn attach(&mut self, key: JobKey, target: Target, now: Nanos) {
+    fn attach(&mut self, key: JobKey, target: Target) {
         match target {
-            Target::Ready => self.make_ready(key, now),
-            Target::Delayed { due } => self.make_delayed(key, due, now),
+            Target::Ready => self.make_ready(key),
+            Target::Delayed { due } => self.make_delayed(key, due),
             Target::Buried => {
                 self.make_buried(key);
-                self.offer_parked(now);
+                self.offer_parked();
             }
         }
     }
@@ -612,96 +587,87 @@ impl Queue {
 
     /// Makes a detached job ready, and reserves it for the connection that has waited longest, if one
     /// waits for it. Postpones it if there is no memory.
-    fn make_ready(&mut self, key: JobKey, now: Nanos) {
+    fn make_ready(&mut self, key: JobKey) {
         let job = &mut self.jobs[key];
         job.state = State::Ready(Links::LOOSE);
         let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
         if !self.add_ready(key) {
-            return self.postpone(key, now, now);
+            return self.postpone(key, self.now);
         }
         let tube = &mut self.tubes[tube_key];
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
-        self.announce(key, now);
-        self.offer_parked(now);
+        self.announce(key);
+        self.offer_parked();
     }
 
     /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
-    pub(super) fn announce(&mut self, key: JobKey, now: Nanos) {
+    pub(super) fn announce(&mut self, key: JobKey) {
         let tube = self.jobs[key].tube;
         // No connection waits while the tube has a job, so only the best one is offered.
-        if self.tubes[tube].best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube, now) {
+        if self.tubes[tube].best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube) {
             self.invalidate(tube);
         }
     }
 
-    /// Makes a detached job ready and charges the work to `work_left`.
-    fn make_ready_and_charge(&mut self, job: JobKey, work_left: &mut usize, now: Nanos) {
-        let before = self.woken.len();
-        self.make_ready(job, now);
-        let wakes = self.woken.len() - before;
-        *work_left = work_left.saturating_sub(WORK_PER_MOVE + wakes * WORK_PER_WAKE);
-    }
-
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
-    fn serve_waiter(&mut self, tube: TubeKey, now: Nanos) -> bool {
-        self.park_blocked(tube, &mut usize::MAX.clone());
+    fn serve_waiter(&mut self, tube: TubeKey) -> bool {
+        while self.park_first(tube) {}
         let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
-        self.assign(job, conn, now);
+        self.assign(job, conn);
         self.woken.push((conn, job));
+        self.work.spend(WORK_PER_WAKE);
         true
     }
 
     /// Delays a detached job until `due`. Postpones it if there is no memory.
-    fn make_delayed(&mut self, key: JobKey, due: Nanos, now: Nanos) {
+    fn make_delayed(&mut self, key: JobKey, due: Nanos) {
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Delayed(Links::LOOSE);
         let tube_key = job.tube;
         let tube = &mut self.tubes[tube_key];
         if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
-            return self.postpone(key, due, now);
+            return self.postpone(key, due);
         }
         self.tube_timers.set_no_later_than(tube_key, due);
         self.totals.delayed += 1;
-        self.offer_parked(now);
+        self.offer_parked();
     }
 
     /// Appends a detached job to the postponed jobs of its tube. It is ready from `due` on, but at the
     /// earliest when there is memory again.
-    fn postpone(&mut self, key: JobKey, due: Nanos, now: Nanos) {
+    fn postpone(&mut self, key: JobKey, due: Nanos) {
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Postponed(Links::LOOSE);
         let tube = job.tube;
         self.tubes[tube].postponed.push_back(&mut self.jobs, key.number());
-        self.tube_timers.set_no_later_than(tube, now + RETRY_AFTER);
+        self.tube_timers.set_no_later_than(tube, self.now + RETRY_AFTER);
         self.totals.delayed += 1;
     }
 
     /// Moves postponed jobs of a tube to their places, each at most once. One that finds no room comes behind
     /// the others, which may need none. Returns whether one has found no room.
-    fn retry_postponed(&mut self, tube: TubeKey, work_left: &mut usize, now: Nanos) -> bool {
+    fn retry_postponed(&mut self, tube: TubeKey) -> bool {
         let (mut may_grow, mut is_refused) = (true, false);
         for _ in 0..self.tubes[tube].postponed.len() {
-            if *work_left == 0 {
+            if !self.work.is_left() {
                 break;
             }
             let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
             let Some(key) = postponed.front().map(JobKey::from_number) else { break };
             may_grow =
                 may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
+            self.work.spend(WORK_PER_MOVE);
             self.detach(key);
             match self.jobs[key].due {
-                due if due > now => {
-                    self.make_delayed(key, due, now);
-                    *work_left = work_left.saturating_sub(WORK_PER_MOVE);
-                }
-                _ => self.make_ready_and_charge(key, work_left, now),
+                due if due > self.now => self.make_delayed(key, due),
+                _ => self.make_ready(key),
             }
             is_refused |= matches!(self.jobs[key].state, State::Postponed(_));
         }
@@ -709,21 +675,21 @@ impl Queue {
     }
 
     /// Reserves a job that no connection holds.
-    pub fn make_reserved(&mut self, key: JobKey, client: &mut Client, now: Nanos) {
-        self.assign(key, client.key, now);
-        self.hold(client, key, now);
-        self.offer_parked(now);
+    pub fn make_reserved(&mut self, key: JobKey, client: &mut Client) {
+        self.assign(key, client.key);
+        self.hold(client, key);
+        self.offer_parked();
     }
 
     /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].
-    fn assign(&mut self, key: JobKey, by: ConnKey, now: Nanos) {
+    fn assign(&mut self, key: JobKey, by: ConnKey) {
         self.take_slot(key);
         self.detach(key);
-        self.count_wait(key, now);
+        self.count_wait(key);
         self.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
         job.state = State::Reserved(Holder { by, index: NIL });
-        job.due = now + Nanos::from_secs(job.ttr_secs);
+        job.due = self.now + Nanos::from_secs(job.ttr_secs);
         self.tubes[job.tube].reserved += 1;
         self.totals.reserved += 1;
     }

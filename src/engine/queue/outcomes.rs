@@ -89,23 +89,23 @@ impl Queue {
     }
 
     /// Counts the wait of a job that is about to be reserved, if it never was before.
-    pub(super) fn count_wait(&mut self, key: JobKey, now: Nanos) {
+    pub(super) fn count_wait(&mut self, key: JobKey) {
         let job = &self.jobs[key];
         if !self.has_metrics || !job.counts.is_never_reserved() {
             return;
         }
-        let wait = now.since(job.created_at + Nanos::from_secs(job.delay_secs));
+        let wait = self.now.since(job.created_at + Nanos::from_secs(job.delay_secs));
         self.outcomes(job.tube).waits.count(wait);
     }
 
     /// Counts the end of a reservation, before the client gives up the job.
-    pub(super) fn count_end(&mut self, client: &Client, key: JobKey, end: End, now: Nanos) {
+    pub(super) fn count_end(&mut self, client: &Client, key: JobKey, end: End) {
         if !self.has_metrics {
             return;
         }
         let job = &self.jobs[key];
         let has_run = end == End::Delete && !self.is_flushed(job);
-        let run = has_run.then(|| now.since(client.entry(job).reserved_at));
+        let run = has_run.then(|| self.now.since(client.entry(job).reserved_at));
         let outcomes = self.outcomes(job.tube);
         outcomes.ended[end as usize] += 1;
         if let Some(run) = run {

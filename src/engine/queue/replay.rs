@@ -149,7 +149,7 @@ impl Queue {
             let job = self.jobs.remove(key);
             // The clock may have been set back since.
             let flush = Decision { decided_at: flush.decided_at.min(now), ..flush };
-            self.record_delete(key, &job, Some(flush), now);
+            self.record_delete(key, &job, Some(flush));
             self.drop_job(job);
         }
         if !flushed.is_empty() {
@@ -213,6 +213,7 @@ impl Replay<'_> {
                 "binlog.{number}:{offset}: the last record is torn: {cause}; cutting {len} bytes"
             );
         }
+        state.queue.now = now;
         state.place_jobs(now)?;
         let ReplayState { queue, mut files, buried_at, lost, damages, .. } = state;
         let ReplayState { to_rewrite, flushed, held, .. } = state;
@@ -458,10 +459,10 @@ impl ReplayState<'_> {
                 // If the clock was set back, the rest of the delay is at most the delay.
                 RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
-                    self.queue.attach(key, Target::Delayed { due: moment.min(latest) }, now);
+                    self.queue.attach(key, Target::Delayed { due: moment.min(latest) });
                 }
                 RecordState::Delayed | RecordState::Ready | RecordState::Reserved => {
-                    self.queue.attach(key, Target::Ready, now);
+                    self.queue.attach(key, Target::Ready);
                 }
                 RecordState::Deleted => unreachable!("deleted jobs are removed"),
             }
@@ -469,7 +470,7 @@ impl ReplayState<'_> {
         buried.sort_unstable();
         for (moment, key) in buried {
             self.files.set_buried_at(key, Some(moment))?;
-            self.queue.attach(key, Target::Buried, now);
+            self.queue.attach(key, Target::Buried);
         }
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.
         self.queue.unique.limit_kept(now);

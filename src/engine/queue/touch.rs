@@ -21,6 +21,9 @@ pub struct TouchAll {
     reserved: usize,
 }
 
+/// Units of work to touch a job.
+const WORK_PER_TOUCH: usize = 2;
+
 impl TouchAll {
     /// Begins to touch the jobs of a connection.
     pub fn new(now: Nanos) -> TouchAll {
@@ -29,21 +32,14 @@ impl TouchAll {
 }
 
 impl Queue {
-    /// Checks at most `checks_left` jobs, and subtracts their number. Returns whether all jobs of the
-    /// connection were touched.
-    pub fn touch_all_step(
-        &mut self,
-        client: &mut Client,
-        touch: &mut TouchAll,
-        checks_left: &mut usize,
-        now: Nanos,
-    ) -> bool {
+    /// Checks the jobs of a step. Returns whether all jobs of the connection were touched.
+    pub fn touch_all_step(&mut self, client: &mut Client, touch: &mut TouchAll) -> bool {
         if client.held.len() != touch.reserved {
             *touch = TouchAll { reserved: client.held.len(), ..TouchAll::new(touch.at) };
         }
         let mut is_done = false;
-        while *checks_left > 0 {
-            *checks_left -= 1;
+        for _ in 0..self.limits.jobs_per_touch_step {
+            self.work.spend(WORK_PER_TOUCH);
             let Some(entry) = client.held.get(touch.index) else {
                 is_done = true;
                 break;
@@ -58,7 +54,7 @@ impl Queue {
             }
             self.set_deadline(client, entry.job, deadline);
         }
-        self.set_client_timer(client, now);
+        self.set_client_timer(client);
         is_done
     }
 }
@@ -77,24 +73,29 @@ mod tests {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
             let tube = queue.tubes.find("default").unwrap();
             for id in 1..=2_000 {
                 let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: random.u32(2..50) };
                 let body = queue.bodies.add(b"\r\n").unwrap();
-                queue.put(tube, id, params, None, body, NOW).unwrap();
+                queue.put(tube, id, params, None, body).unwrap();
                 client.ensure_can_reserve().unwrap();
                 let job = queue.find(id).unwrap();
-                queue.reserve_job(&mut client, job, NOW).unwrap();
+                queue.reserve_job(&mut client, job).unwrap();
             }
             let at = NOW + Nanos::from_millis(1_900);
-            let (mut touch, mut now, mut steps) = (TouchAll::new(at), at, 0);
-            while !queue.touch_all_step(&mut client, &mut touch, &mut random.usize(1..300), now) {
-                now = now + Nanos::from_millis(random.u64(..8));
+            let (mut touch, mut steps) = (TouchAll::new(at), 0);
+            queue.now = at;
+            while !queue.touch_all_step(&mut client, &mut touch) {
+                queue.limits.jobs_per_touch_step = random.usize(1..300);
+                queue.now = queue.now + Nanos::from_millis(random.u64(..8));
                 // Jobs with the least TTR are lost before they are reached.
-                queue.tick(0, now);
+                queue.tick();
                 if queue.next_due_conn().is_some() {
-                    queue.run_due_client(&mut client, now, &mut random.usize(..9));
+                    let rest = queue.work.give(random.usize(..9));
+                    queue.run_due_client(&mut client);
+                    queue.work.end(rest);
                 }
                 steps += 1;
             }

@@ -249,15 +249,13 @@ impl Tubes {
         self.listing = None;
     }
 
-    /// Adds at most `steps_left` tubes to the list. A tube that exists during all steps is listed
-    /// once.
-    pub fn list_step(&mut self, steps_left: &mut usize) -> Listed {
+    /// Adds at most `most` tubes to the list. A tube that exists during all steps is listed once.
+    pub fn list_step(&mut self, most: usize) -> Listed {
         let Some(listing) = &mut self.listing else { return Listed::NoMemory };
-        while *steps_left > 0 && !listing.has_failed {
+        for _ in 0..most {
             let Some(&key) = self.order.get(listing.next) else { break };
-            *steps_left -= 1;
             listing.next += 1;
-            listing.has_failed = listing.text.push_name(&self.table[key].name).is_err();
+            listing.has_failed |= listing.text.push_name(&self.table[key].name).is_err();
         }
         let is_complete = listing.next >= self.order.len();
         if !is_complete && !listing.has_failed {

@@ -120,23 +120,23 @@ pub struct Hit {
 
 impl Queue {
     /// Returns the job that has this key in its tube, or had it and whose key is kept.
-    pub fn find_unique(&self, digest: Digest, now: Nanos) -> Option<Hit> {
-        self.find_other(None, digest, now)
+    pub fn find_unique(&self, digest: Digest) -> Option<Hit> {
+        self.find_other(None, digest)
     }
 
     /// As [`Queue::find_unique`], but skips a job that was removed.
-    fn find_other(&self, removed: Option<JobKey>, digest: Digest, now: Nanos) -> Option<Hit> {
+    fn find_other(&self, removed: Option<JobKey>, digest: Digest) -> Option<Hit> {
         if digest.is_none() {
             return None;
         }
         let UniqueKeys { of_jobs, kept, .. } = &self.unique;
-        let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it, now) };
+        let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it) };
         let is_hit = |it: &KeyOfJob| it.digest == digest && hit(it).is_some();
         if let Some(key) = of_jobs.find_by(digest.hash(), is_hit) {
             return hit(&of_jobs[key]);
         }
         let kept = &kept[self.unique.find_kept(digest)?];
-        hit_of_deleted(kept.id.get(), kept.until, now)
+        hit_of_deleted(kept.id.get(), kept.until, self.now)
     }
 
     /// Counts a put that inserted no job because of its key.
@@ -145,7 +145,7 @@ impl Queue {
     }
 
     /// Returns the job of a key that is in force.
-    fn hit(&self, key: &KeyOfJob, now: Nanos) -> Option<Hit> {
+    fn hit(&self, key: &KeyOfJob) -> Option<Hit> {
         let job = &self.jobs[key.job];
         if self.is_flushed(job) {
             // Looking up the moment takes a time that grows with the number of flushes.
@@ -153,7 +153,7 @@ impl Queue {
                 return None;
             }
             let until = self.flushed_at(job) + Nanos::from_secs(key.ttl_secs);
-            return hit_of_deleted(job.id, until, now);
+            return hit_of_deleted(job.id, until, self.now);
         }
         let state = job.state.shown();
         Some(Hit { id: job.id, state })
@@ -189,17 +189,16 @@ impl Queue {
         job: &Job,
         key: UniqueKey,
         flushed_by: Option<Decision>,
-        now: Nanos,
     ) -> Option<KeptKey> {
         let of_job = &self.unique.of_jobs[key];
         let digest = of_job.digest;
-        let ended_at = flushed_by.map_or(now, |flush| flush.decided_at);
+        let ended_at = flushed_by.map_or(self.now, |flush| flush.decided_at);
         let until = ended_at + Nanos::from_secs(of_job.ttl_secs);
         // Since the flush another job may have taken the key. Without space or memory it is not kept; a
         // delete has reserved both.
         let is_kept = of_job.ttl_secs > 0
-            && until > now
-            && (flushed_by.is_none() || self.find_other(Some(job_key), digest, now).is_none())
+            && until > self.now
+            && (flushed_by.is_none() || self.find_other(Some(job_key), digest).is_none())
             && self.reserve_delete(Some(key)).is_ok();
         if !is_kept {
             self.unique.remove(key);
@@ -217,9 +216,9 @@ impl Queue {
     }
 
     /// Forgets kept keys whose time has passed, or the first of many.
-    pub(super) fn forget_ended(&mut self, now: Nanos) {
+    pub(super) fn forget_ended(&mut self) {
         for _ in 0..self.limits.keys_forgotten_per_tick {
-            let first = self.unique.ends.first().filter(|first| first.until <= now);
+            let first = self.unique.ends.first().filter(|first| first.until <= self.now);
             let Some(KeptEntry { key, .. }) = first else { return };
             self.forget_kept(key);
         }
@@ -487,12 +486,13 @@ mod tests {
     fn put(queue: &mut Queue, id: u64, key: &str, ttl_secs: u32, now: Nanos) -> Option<Hit> {
         let unique = Some((key.as_bytes(), ttl_secs));
         let new = queue.unique.new_key("a", unique, None, 0);
-        let hit = queue.find_unique(new.digest, now);
+        queue.now = now;
+        let hit = queue.find_unique(new.digest);
         if hit.is_none() {
             let tube = queue.find_or_create_tube("a").unwrap();
             let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
             let body = queue.bodies.add(b"body\r\n").unwrap();
-            queue.put(tube, id, params, Some(&new), body, now).unwrap();
+            queue.put(tube, id, params, Some(&new), body).unwrap();
         }
         hit
     }
@@ -516,7 +516,8 @@ mod tests {
             let mut now = NOW;
             for id in 1..1_000 {
                 now = now + Nanos::from_millis(random.u64(..500));
-                queue.tick(usize::MAX, now);
+                queue.now = now;
+                queue.tick();
                 check(&queue, &client);
                 model.retain(|_, (_, _, until)| until.is_none_or(|until| until > now));
                 if random.bool() {
@@ -536,7 +537,7 @@ mod tests {
                         continue;
                     };
                     let job = queue.find(*id).unwrap();
-                    assert_eq!(queue.delete(&mut client, job, now), Ok(()));
+                    assert_eq!(queue.delete(&mut client, job), Ok(()));
                     *until = Some(now + Nanos::from_secs(*ttl));
                 }
             }
@@ -560,15 +561,17 @@ mod tests {
             }
             client.ensure_can_reserve().unwrap();
             let job = queue.find(id).unwrap();
-            queue.reserve_job(&mut client, job, NOW).unwrap();
+            queue.reserve_job(&mut client, job).unwrap();
             if id > 100 {
-                assert_eq!(queue.bury(&mut client, job, 0, NOW), Ok(()));
+                assert_eq!(queue.bury(&mut client, job, 0), Ok(()));
             }
         }
         let tube = queue.tubes.find("a").unwrap();
-        assert_eq!(queue.flush(client.key, tube, FlushKind::Buried, secs(1)), Ok(Some(100)));
+        queue.now = secs(1);
+        assert_eq!(queue.flush(client.key, tube, FlushKind::Buried), Ok(Some(100)));
         let tube = queue.tubes.find("a").unwrap();
-        assert_eq!(queue.flush(client.key, tube, FlushKind::All, secs(5)), Ok(None));
+        queue.now = secs(5);
+        assert_eq!(queue.flush(client.key, tube, FlushKind::All), Ok(None));
         // Most jobs are not freed yet.
         let deleted = |id| Some(Hit { id, state: JobState::Deleted });
         for id in [2, 102, MANY - 2, MANY] {
@@ -580,11 +583,11 @@ mod tests {
         // The key of a job that is not freed has passed, and another job takes it.
         assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(15)), None);
         check(&queue, &client);
-        let most = || usize::MAX;
-        assert_eq!(queue.flush_step(&mut most(), secs(14)), FlushStep::Held);
-        queue.free_all_held(&mut client, &mut 0, &mut most(), secs(14));
+        queue.now = secs(14);
+        assert_eq!(queue.flush_step(), FlushStep::Held);
+        queue.free_all_held(&mut client, &mut 0);
         let complete = FlushStep::Complete(client.key, MANY - 100);
-        assert_eq!(queue.flush_step(&mut most(), secs(14)), complete);
+        assert_eq!(queue.flush_step(), complete);
         check(&queue, &client);
         let ready = |id| Some(Hit { id, state: JobState::Ready });
         assert_eq!(put(&mut queue, 0, &MANY.to_string(), 0, secs(14)), ready(3 * MANY));
@@ -592,8 +595,9 @@ mod tests {
         assert_eq!(put(&mut queue, 0, "2", 0, secs(14)), deleted(2));
         // The flush of the buried ones was earlier.
         assert_eq!(put(&mut queue, 4 * MANY, "102", 0, secs(12)), None);
+        queue.now = secs(16);
         while queue.next_due() <= secs(16) {
-            queue.tick(usize::MAX, secs(16));
+            queue.tick();
         }
         check(&queue, &client);
         assert_eq!(queue.unique.counts(), (6, 0));

@@ -107,12 +107,9 @@ pub enum Search {
     Unfinished,
 }
 
-/// Takes one of the steps that are left. Returns `false` if there is none.
-fn take_step(steps_left: &mut usize) -> bool {
-    let has_one = *steps_left > 0;
-    *steps_left -= usize::from(has_one);
-    has_one
-}
+/// Checking this many watches, or invalidating so many, is one unit of work.
+pub const WATCHES_PER_WORK: usize = 2;
+const INVALIDATIONS_PER_WORK: usize = 4;
 
 /// A connection's wait for a job.
 #[derive(Clone, Copy, Debug)]
@@ -153,19 +150,15 @@ struct BestJob {
 
 impl Queue {
     /// Searches the watched tubes for the best job. A connection may watch a million tubes that
-    /// have all changed, so the search takes at most `steps_left` steps and subtracts them.
+    /// have all changed, so the search ends when no work is left for it.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub fn best_job(
-        &mut self,
-        client: &mut Client,
-        steps_left: &mut usize,
-    ) -> Result<Search, TryReserveError> {
+    pub fn best_job(&mut self, client: &mut Client) -> Result<Search, TryReserveError> {
         let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
             let Some(only) = watching.first(&self.watches) else { return Ok(Search::Nothing) };
-            if !self.park_blocked(only, steps_left) {
+            if !self.park_blocked(only) {
                 return Ok(Search::Unfinished);
             }
             let best = self.tubes[only].best_job(&self.jobs);
@@ -173,7 +166,7 @@ impl Queue {
         }
         while let Some(front) = self.watchers[client.key].dirty.front() {
             let tube = self.watches[WatchKey::from_number(front)].tube;
-            if !self.park_blocked(tube, steps_left) || !take_step(steps_left) {
+            if !self.park_blocked(tube) || !self.check_watch() {
                 return Ok(Search::Unfinished);
             }
             headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve_one())?;
@@ -188,7 +181,7 @@ impl Queue {
             watching.cache_best(watch, index, best, &mut self.watches);
         }
         while let Some(cached) = watching.best_jobs().first() {
-            if !self.park_blocked(self.watches[cached.watch].tube, steps_left) {
+            if !self.park_blocked(self.watches[cached.watch].tube) {
                 return Ok(Search::Unfinished);
             }
             let watch = &self.watches[cached.watch];
@@ -197,12 +190,20 @@ impl Queue {
             if let Some(best) = best.filter(|_| rank == Some(cached.rank())) {
                 return Ok(Search::Found(best));
             }
-            if !take_step(steps_left) {
+            if !self.check_watch() {
                 return Ok(Search::Unfinished);
             }
-            watching.cache_best(cached.watch, watch.best_index, rank, &mut self.watches);
+            let index = self.watches[cached.watch].best_index;
+            watching.cache_best(cached.watch, index, rank, &mut self.watches);
         }
         Ok(Search::Nothing)
+    }
+
+    /// Spends the work to check a watch. Returns `false` if none was left.
+    fn check_watch(&mut self) -> bool {
+        let is_left = self.work.is_left();
+        self.work.spend_for(usize::from(is_left), WATCHES_PER_WORK);
+        is_left
     }
 
     /// Marks all clean watches of the tube as dirty: it has a better job than before.
@@ -211,7 +212,7 @@ impl Queue {
         while let Some(key) = clean.pop_front(&mut self.watches) {
             let watch = &mut self.watches[WatchKey::from_number(key)];
             watch.is_dirty = true;
-            self.invalidated += 1;
+            self.work.spend_outside(1, INVALIDATIONS_PER_WORK);
             let dirty = &mut self.watchers[watch.conn].dirty;
             dirty.push_back(&mut self.watches, key);
         }
@@ -224,27 +225,24 @@ impl Queue {
         seq
     }
 
-    /// Queues the connection at all tubes that it watches. Returns `false` if `steps_left` is too
-    /// small: the connection does not wait, but keeps its new entries. The same holds without
-    /// memory.
+    /// Queues the connection at all tubes that it watches. Returns `false` without work left for that:
+    /// the connection does not wait, but keeps its new entries. The same holds without memory.
     pub(super) fn enqueue_waiter(
         &mut self,
         conn: ConnKey,
         wait: Wait,
-        steps_left: &mut usize,
     ) -> Result<bool, TryReserveError> {
-        let watcher = &mut self.watchers[conn];
-        while let Some(key) = watcher.not_queued.front() {
-            if !take_step(steps_left) {
+        while let Some(key) = self.watchers[conn].not_queued.front() {
+            if !self.check_watch() {
                 return Ok(false);
             }
             let waiter = Waiter { seq: wait.seq, watch: WatchKey::from_number(key) };
             let waiters = &mut self.tubes[self.watches[waiter.watch].tube].waiters;
             waiters.try_reserve_one()?;
-            watcher.not_queued.pop_front(&mut self.watches);
+            self.watchers[conn].not_queued.pop_front(&mut self.watches);
             waiters.insert(waiter, &mut self.watches);
         }
-        watcher.wait = Some(wait);
+        self.watchers[conn].wait = Some(wait);
         Ok(true)
     }
 
@@ -620,14 +618,14 @@ mod tests {
         let params = JobParams { pri, delay_secs: 0, ttr_secs: LONG };
         queue.use_tube(client, TUBES[tube]).unwrap();
         let body = queue.bodies.add(CR_LF).unwrap();
-        queue.put(client.used, id, params, None, body, NOW).unwrap();
+        queue.put(client.used, id, params, None, body).unwrap();
     }
 
     fn reserve(queue: &mut Queue, client: &mut Client) -> Option<u64> {
         client.ensure_can_reserve().unwrap();
-        match queue.best_job(client, &mut usize::MAX.clone()).unwrap() {
+        match queue.best_job(client).unwrap() {
             Search::Found(job) => {
-                queue.make_reserved(job, client, NOW);
+                queue.make_reserved(job, client);
                 Some(queue.jobs[job].id)
             }
             Search::Nothing => None,
@@ -672,7 +670,7 @@ mod tests {
             1 => {
                 let client = clients.remove(&conn).expect("it was just found");
                 let mut leaving = queue.disconnect(client);
-                assert!(queue.leave(&mut leaving, &mut usize::MAX.clone(), NOW));
+                assert!(queue.leave(&mut leaving));
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
                 let mut released: Vec<(u64, usize)> = Vec::new();
@@ -699,12 +697,12 @@ mod tests {
             }
             6 => {
                 if let Some(key) = queue.tubes.find(TUBES[tube]) {
-                    queue.pause(key, LONG, NOW);
+                    queue.pause(key, LONG);
                     model.paused.insert(tube);
                 }
             }
             7 | 8 => {
-                queue.tubes.find(TUBES[tube]).iter().for_each(|&key| queue.pause(key, 0, NOW));
+                queue.tubes.find(TUBES[tube]).iter().for_each(|&key| queue.pause(key, 0));
                 model.paused.remove(&tube);
                 model.serve(tube);
             }
@@ -718,10 +716,10 @@ mod tests {
                 model.reserved.remove(&id);
                 let job = queue.find_held(client, id).unwrap();
                 if random.bool() {
-                    assert_eq!(queue.release(client, job, pri, 0, NOW), Ok(()));
+                    assert_eq!(queue.release(client, job, pri, 0), Ok(()));
                     model.make_ready(id, tube, pri);
                 } else {
-                    assert_eq!(queue.delete(client, job, NOW), Ok(()));
+                    assert_eq!(queue.delete(client, job), Ok(()));
                 }
             }
             _ if reserved.is_none() && !is_waiting => {
@@ -729,7 +727,7 @@ mod tests {
                 assert_eq!(job, model.reserve(conn));
                 if job.is_none() {
                     let wait = Wait { seq: queue.next_wait_seq(), until: Nanos::NEVER };
-                    assert!(queue.wait(client, wait, &mut usize::MAX.clone(), NOW).unwrap());
+                    assert!(queue.wait(client, wait).unwrap());
                     model.waiting.push(conn);
                 }
             }
@@ -744,6 +742,7 @@ mod tests {
     fn watch_hashes_differ_between_servers() {
         let hashes = || {
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
             TUBES.iter().for_each(|name| queue.watch(&mut client, name).unwrap());
             let watches = queue.watches.iter().map(|(_, watch)| watch.hash);
@@ -757,6 +756,7 @@ mod tests {
         for seed in 0..30 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::new(Limits::DEFAULT);
+            queue.now = NOW;
             let (mut clients, mut model) = (Clients::new(), Model::default());
             let mut last_id = 0;
             for round in 0..4_000 {
@@ -765,7 +765,7 @@ mod tests {
                 for (conn, job) in std::mem::take(&mut queue.woken) {
                     let client =
                         clients.get_mut(&conn).expect("a connection waits until it closes");
-                    queue.hold(client, job, NOW);
+                    queue.hold(client, job);
                     woken.push((conn, queue.jobs[job].id));
                 }
                 assert_eq!(woken, std::mem::take(&mut model.woken), "seed {seed}");

@@ -144,15 +144,15 @@ impl<S: Read + Write> Link<S> {
     ) -> io::Result<Option<usize>> {
         match read {
             Ok(0) => {
-                s.clock = clock();
+                s.advance(clock());
                 self.seen.is_readable = false;
                 self.conn.input_ended = true;
                 self.conn.half_close(s);
             }
             Ok(count) => {
-                s.clock = clock();
+                s.advance(clock());
                 self.seen.is_readable = count == most || self.seen.reads_to_the_end;
-                s.budget.charge(count / READ_PER_WORK);
+                s.queue.work.spend_outside(count, READ_PER_WORK);
                 return Ok(Some(count));
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.seen.is_readable = false,

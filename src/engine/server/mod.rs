@@ -45,10 +45,9 @@ use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::body::Bodies;
 use crate::engine::queue::client::{Client, Leaving};
-use crate::engine::queue::due::with_slice;
 use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::replay::{Replay, ReplayError};
-use crate::engine::queue::{Totals, WORK_PER_WAKE, WaitResult};
+use crate::engine::queue::{Totals, WaitResult};
 use crate::engine::store::{Settings, Store};
 use crate::engine::time::{ClockOffset, Nanos};
 use link::Link;
@@ -81,8 +80,6 @@ pub struct Server<S> {
     read_len: usize,
     /// Closed connections that have not given back all jobs and watches.
     leaving: VecDeque<ConnKey>,
-    /// The work that is left in this iteration for connections that are closed in it.
-    closing_work_left: usize,
     /// Where the next held job of a flush is searched: the number of a connection, and an index in its heap.
     search_at: (usize, u32),
     /// A connection was closed since [`Server::take_has_closed`].
@@ -118,6 +115,8 @@ impl fmt::Debug for dyn Observed + '_ {
 
 /// The lists of connections grow by at least this many.
 const FEW: usize = 64;
+/// Units of work to read from a connection and to write to it.
+const WORK_PER_VISIT: usize = 16;
 
 impl<S> Server<S> {
     /// Returns a server without jobs and connections.
@@ -136,7 +135,6 @@ impl<S> Server<S> {
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
             leaving: VecDeque::new(),
-            closing_work_left: limits.closing_work,
             search_at: (0, 0),
             has_closed: false,
             is_stopping: false,
@@ -199,7 +197,7 @@ impl<S> Server<S> {
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
         let client = headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
-        let conn = Conn::new(client, address, self.store.moment());
+        let conn = Conn::new(client, address, self.store.queue.now);
         let link = Link::new(stream, conn, address.is_none());
         self.links.insert(Slot::Open(Box::new(link)));
         self.store.total_connections += 1;
@@ -233,34 +231,35 @@ impl<S> Server<S> {
         s.connections -= 1;
         self.has_closed = true;
         let mut leaving = s.queue.disconnect(link.conn.client);
-        let most = s.queue.limits.closing_slice_work;
-        let is_done = with_slice(&mut self.closing_work_left, most, |work_left| {
-            s.queue.leave(&mut leaving, work_left, s.moment())
-        });
+        let rest = s.queue.work.give_at_most(s.queue.limits.closing_slice_work);
+        let is_done = s.queue.leave(&mut leaving);
+        s.queue.work.end(rest);
         if !is_done {
             let number = self.links.insert(Slot::Leaving(Box::new(leaving)));
             assert_eq!(number, key.index(), "the key of a connection that leaves is another one's");
             self.leaving.push_back(key);
         }
-        self.deliver_and_charge();
+        self.deliver();
     }
 
     /// Lets closed connections give back more. Each gets a slice, so that its jobs delay no other.
     #[cold]
-    fn leave(&mut self, work: usize) {
-        let mut work_left = work;
-        while work_left > 0
+    fn leave(&mut self) {
+        let queue = &mut self.store.queue;
+        let rest = queue.work.give_due();
+        while queue.work.is_left()
             && let Some(key) = self.leaving.pop_front()
         {
             let Some(Slot::Leaving(leaving)) = self.links.get_mut(key.index()) else { continue };
-            let Store { queue, clock, .. } = &mut self.store;
-            let most = queue.limits.closing_slice_work;
-            if with_slice(&mut work_left, most, |slice| queue.leave(leaving, slice, *clock)) {
+            let others = queue.work.give_at_most(queue.limits.closing_slice_work);
+            if queue.leave(leaving) {
                 self.links.remove(key.index());
             } else {
                 self.leaving.push_back(key);
             }
+            queue.work.end(others);
         }
+        queue.work.end(rest);
     }
 
     /// Returns whether a connection was closed since the last call.
@@ -287,17 +286,17 @@ impl<S> Server<S> {
     /// [`Server::next_due`] has returned since the last one.
     pub fn begin(&mut self, now: Nanos, next_due: Nanos) {
         let s = &mut self.store;
-        s.clock = now;
-        self.closing_work_left = s.queue.limits.closing_work;
+        s.advance(now);
         self.to_visit = self.ready.len();
-        s.budget.begin_iteration(self.to_visit, s.queue.is_late(), &s.queue.limits);
-        s.queue.tick_binlog(now);
+        s.queue.work.begin_tick(self.to_visit, s.queue.is_late(), &s.queue.limits);
+        s.queue.tick_binlog();
         // No time is known for the end of a read.
         if s.settings.body_cache_bytes.is_some() || next_due <= now {
             self.tick();
         }
         let s = &mut self.store;
-        s.budget.divide(self.to_visit, s.queue.syncs_each_iteration(), &s.queue.limits);
+        let syncs = s.queue.syncs_each_iteration();
+        s.queue.work.begin_visits(self.to_visit, syncs, &s.queue.limits);
         self.read_len = if s.is_crowded() {
             s.queue.limits.crowded_read_bytes
         } else if self.to_visit <= s.queue.limits.long_reads_per_iteration {
@@ -309,35 +308,34 @@ impl<S> Server<S> {
 
     fn tick(&mut self) {
         self.tick_reads();
-        let s = &mut self.store;
-        let work = s.budget.due_work();
-        s.queue.tick(work, s.clock);
-        self.run_due_conns(work);
-        self.leave(work);
+        self.store.queue.tick();
+        self.run_due_conns();
+        self.leave();
         if list_step(&mut self.store) {
             self.send_lists();
         }
         if self.store.queue.has_flushes() && !self.store.is_congested() {
             self.end_flushes();
         }
-        self.deliver_and_charge();
+        self.deliver();
     }
 
     /// Does what is due for connections, and ends their waits.
-    fn run_due_conns(&mut self, work: usize) {
+    fn run_due_conns(&mut self) {
         let Server { links, store: s, .. } = self;
-        let mut work_left = work;
-        while work_left > 0
+        let rest = s.queue.work.give_due();
+        while s.queue.work.is_left()
             && let Some(key) = s.queue.next_due_conn()
         {
-            with_slice(&mut work_left, s.queue.limits.due_slice_work, |slice| {
-                let Some(slot) = links.get_mut(key.index()) else { return };
-                let result = s.queue.run_due_client(slot.client_mut(), s.clock, slice);
-                if let (Some(result), Slot::Open(link)) = (result, slot) {
-                    link.conn.end_wait(s, result);
-                }
-            });
+            let Some(slot) = links.get_mut(key.index()) else { continue };
+            let others = s.queue.work.give_at_most(s.queue.limits.due_slice_work);
+            let result = s.queue.run_due_client(slot.client_mut());
+            if let (Some(result), Slot::Open(link)) = (result, slot) {
+                link.conn.end_wait(s, result);
+            }
+            s.queue.work.end(others);
         }
+        s.queue.work.end(rest);
         s.queue.end_tick();
     }
 
@@ -353,28 +351,32 @@ impl<S> Server<S> {
     /// Frees flushed jobs, and replies to the connections whose flush is complete.
     #[cold]
     fn end_flushes(&mut self) {
-        let s = &mut self.store;
-        // With `-f 0` clients wait for the sync of the iteration, which takes longer than this work.
-        let most = s.queue.limits.most_due_work;
-        let mut work_left = if s.queue.syncs_each_iteration() { most } else { s.budget.due_work() };
-        while let Some((key, count)) = self.flush_step(&mut work_left) {
+        let queue = &mut self.store.queue;
+        let rest = if queue.syncs_each_iteration() {
+            // Clients wait for the sync of the iteration, which takes longer than this work.
+            queue.work.give(queue.limits.most_due_work)
+        } else {
+            queue.work.give_due()
+        };
+        while let Some((key, count)) = self.flush_step() {
             self.finish(key, Reply::Number("FLUSHED ", count));
         }
+        self.store.queue.work.end(rest);
     }
 
     /// Frees flushed jobs, also those that connections hold. Returns the first connection whose flush is
     /// complete, and the number of deleted jobs.
-    fn flush_step(&mut self, work_left: &mut usize) -> Option<(ConnKey, u64)> {
-        let Server { links, store: Store { queue, clock, .. }, search_at, .. } = self;
+    fn flush_step(&mut self) -> Option<(ConnKey, u64)> {
+        let Server { links, store: Store { queue, .. }, search_at, .. } = self;
         loop {
-            match queue.flush_step(work_left, *clock) {
+            match queue.flush_step() {
                 FlushStep::Complete(conn, count) => return Some((conn, count)),
-                FlushStep::Held if *work_left > 0 => {}
+                FlushStep::Held if queue.work.is_left() => {}
                 FlushStep::Held | FlushStep::Ended => return None,
             }
             let (number, index) = search_at;
             let is_searched = match links.get_mut(*number) {
-                Some(slot) => queue.free_all_held(slot.client_mut(), index, work_left, *clock),
+                Some(slot) => queue.free_all_held(slot.client_mut(), index),
                 None => true,
             };
             if is_searched {
@@ -393,53 +395,35 @@ impl<S> Server<S> {
     }
 
     /// Replies to the connections whose waits have ended, and starts replies whose bodies are in memory.
-    /// Returns how many waits have ended.
-    fn deliver(&mut self) -> usize {
-        let mut ended = 0;
+    fn deliver(&mut self) {
+        let Store { queue, reads, .. } = &self.store;
+        if queue.woken.is_empty() && !reads.has_new && queue.lost.is_none() {
+            return;
+        }
         loop {
             for index in 0.. {
                 let Some(&(key, job)) = self.store.queue.woken.get(index) else { break };
                 self.with(key, |c, s| c.end_wait(s, WaitResult::Reserved(job)));
-                ended += 1;
             }
             self.store.queue.woken.clear();
             if let Some((key, job)) = self.store.queue.lost.take()
                 && let Some(slot) = self.links.get_mut(key.index())
             {
-                let now = self.store.moment();
-                self.store.queue.give_up_lost(slot.client_mut(), job, now);
+                self.store.queue.give_up_lost(slot.client_mut(), job);
             }
             if std::mem::take(&mut self.store.reads.has_new) {
                 self.start_replies();
             }
             // A reply that is refused gives its jobs to other workers.
             if self.store.queue.woken.is_empty() {
-                return ended;
+                return;
             }
         }
     }
 
-    /// Does the same after a visit, whose commands were charged for the waits that they ended.
-    fn deliver_and_charge_share(&mut self) {
-        let Store { queue, reads, .. } = &self.store;
-        if queue.woken.is_empty() && !reads.has_new && queue.lost.is_none() {
-            return;
-        }
-        self.deliver();
-        let work = self.store.take_reply_work();
-        self.store.budget.charge_share(work);
-    }
-
-    /// Does the same outside of a visit.
-    fn deliver_and_charge(&mut self) {
-        let ended = self.deliver();
-        let work = ended * WORK_PER_WAKE + self.store.take_reply_work();
-        self.store.budget.charge_due(work, &self.store.queue.limits);
-    }
-
     /// Returns the time of the last visit or tick.
     pub fn clock(&self) -> Nanos {
-        self.store.clock
+        self.store.queue.now
     }
 
     /// Writes the records of the iteration to the binlog, and syncs it if that is due. After an error no
@@ -491,10 +475,11 @@ impl<S> Server<S> {
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
     pub fn stop(&mut self, now: Nanos) -> Result<(), IoFailed> {
         self.is_stopping = true;
-        self.store.clock = self.store.clock.max(now);
+        self.store.advance(now);
+        let _ = self.store.queue.work.give_all();
         // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
         while self.store.queue.has_flushes() {
-            self.flush_step(&mut usize::MAX.clone());
+            self.flush_step();
         }
         let queue = &mut self.store.queue;
         queue.binlog.as_mut().map_or(Ok(()), |binlog| binlog.close(now))?;
@@ -645,7 +630,7 @@ impl<S: Read + Write> Server<S> {
     /// `clock` is read again after bytes have arrived: a timeout must not count from a moment before its
     /// command.
     pub fn visit_next(&mut self, clock: impl Fn() -> Nanos) -> Option<ConnKey> {
-        if !self.store.budget.is_left() || self.store.is_congested() {
+        if !self.store.queue.work.is_left() || self.store.is_congested() {
             return None;
         }
         self.to_visit = self.to_visit.checked_sub(1)?;
@@ -657,7 +642,8 @@ impl<S: Read + Write> Server<S> {
     /// Visits a connection without an iteration, and takes its output, for tests: nothing that is due is
     /// done, and nothing is committed.
     pub fn run_now(&mut self, key: ConnKey, now: Nanos) -> Vec<u8> {
-        self.store.budget.begin_iteration(1, false, &self.store.queue.limits);
+        let queue = &mut self.store.queue;
+        queue.work.begin_visits(1, false, &queue.limits);
         self.ready.retain(|&queued| queued != key);
         self.visit(key, &|| now);
         let output = self.with(key, |c, s| {
@@ -673,19 +659,18 @@ impl<S: Read + Write> Server<S> {
         let Server { links, store: s, scratch, read_len, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         link.is_queued = false;
-        s.budget.end_share();
+        s.queue.work.spend(WORK_PER_VISIT);
+        let others = s.queue.work.give_share();
         link.conn.mark_dirty(s);
         if std::mem::take(&mut link.seen.is_half_closed) {
             link.conn.half_close(s);
         }
         if link.conn.has_backlog && link.conn.can_run(s) {
-            s.clock = clock();
-            s.budget.begin_share();
+            s.advance(clock());
             link.conn.resume(s);
         }
         let mut read = Ok(());
         if link.seen.is_readable && link.conn.can_read(s) {
-            s.budget.begin_share();
             read = link.read(s, scratch, *read_len, clock);
         }
         let reports = matches!(link.conn.doing, Doing::Report(_));
@@ -694,12 +679,13 @@ impl<S: Read + Write> Server<S> {
         if reports {
             self.report(key);
         }
-        self.deliver_and_charge_share();
+        self.deliver();
         match read {
             Ok(()) if goes_on => self.go_on(key),
             Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
         }
+        self.store.queue.work.end(others);
     }
 
     /// Goes on with a connection that has ended the wait of another one, or whose reply had bodies that were
@@ -707,7 +693,7 @@ impl<S: Read + Write> Server<S> {
     /// others. The commands before it have run.
     fn go_on(&mut self, key: ConnKey) {
         let resume = |c: &mut Conn, s: &mut Store| {
-            let may_run = c.has_backlog && s.budget.has_share() && c.can_run(s);
+            let may_run = c.has_backlog && s.queue.work.is_left() && c.can_run(s);
             if may_run {
                 c.resume(s);
             }
@@ -715,7 +701,7 @@ impl<S: Read + Write> Server<S> {
         };
         while self.with(key, resume) == Some(true) {
             self.report(key);
-            self.deliver_and_charge_share();
+            self.deliver();
         }
         if link_of(&mut self.links, key)
             .is_some_and(|link| link.seen.is_hung_up && matches!(link.conn.doing, Doing::Bodies(_)))

@@ -47,19 +47,19 @@ impl<S> Server<S> {
         while let Some(record) = s.queue.body_cache.read_bodies.take_freed() {
             s.queue.bodies.free_in_steps(record);
         }
-        let now = s.moment();
+        let now = s.queue.now;
         s.reads.retry_at.take_if(|at| *at <= now);
         self.finish_reads();
         self.start_replies();
         // Replies that were refused have given jobs to workers.
-        self.deliver_and_charge();
+        self.deliver();
         self.close_stalled();
     }
 
     /// Closes connections that have taken nothing of a reply for 10 s while others wait for its memory:
     /// otherwise clients that never read could keep all workers from their jobs.
     fn close_stalled(&mut self) {
-        let now = self.store.moment();
+        let now = self.store.queue.now;
         let reads = &mut self.store.reads;
         let is_short = |class: ReplyClass| {
             !reads.waiting[class as usize].is_empty()
@@ -98,7 +98,7 @@ impl<S> Server<S> {
             while may_start && let Some(key) = self.next_to_start(class) {
                 self.store.reads.waiting[class as usize].pop_front();
                 self.with(key, start_reply);
-                may_start = self.store.budget.is_left();
+                may_start = self.store.queue.work.is_left();
             }
         }
         self.begin_reads();
@@ -108,7 +108,7 @@ impl<S> Server<S> {
     fn refuse_impatient(&mut self, class: ReplyClass) {
         while self.store.reads.retry_at.is_some()
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
-            && self.store.moment().since(self.wanted(key).asked_at) >= PATIENCE
+            && self.store.queue.now.since(self.wanted(key).asked_at) >= PATIENCE
         {
             self.with(key, |c, s| {
                 let wanted = take_wanted(c);
@@ -148,7 +148,7 @@ impl<S> Server<S> {
     /// Passes what the disk has read to the replies that wait for it.
     fn finish_reads(&mut self) {
         while let Some((Begun { read, readers }, record)) = self.store.queue.finished_read() {
-            self.store.budget.charge(WORK_PER_READ);
+            self.store.queue.work.spend(WORK_PER_READ);
             let Some(&first) = readers.first() else {
                 record.into_iter().for_each(|it| self.store.queue.bodies.free_in_steps(it));
                 continue;
@@ -193,7 +193,7 @@ fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 /// Takes what needs no waiting for the disk, and replies if that is all.
 fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
-    s.budget.charge(WORK_PER_BODY * wanted.bodies.len());
+    s.queue.work.spend(WORK_PER_BODY * wanted.bodies.len());
     let WantedBodies { cold_bytes, class, .. } = *wanted;
     let read_bodies = &s.queue.body_cache.read_bodies;
     wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, class));
@@ -237,7 +237,7 @@ fn take_body(
         Ok(body) => BodySource::Read(Rc::clone(body)),
         Err(error) if is_passing(error) => return false,
         Err(_) => {
-            s.queue.bury_unreadable(&mut c.client, one.job, one.id, s.moment());
+            s.queue.bury_unreadable(&mut c.client, one.job, one.id);
             BodySource::Nowhere
         }
     };
@@ -246,7 +246,7 @@ fn take_body(
 
 /// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
 fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
-    s.reads.retry_at = Some(s.moment() + RETRY_PAUSE);
+    s.reads.retry_at = Some(s.queue.now + RETRY_PAUSE);
     s.reads.waiting[wanted.class as usize].push_front(c.key);
     c.doing = Doing::Bodies(wanted);
 }
@@ -328,7 +328,7 @@ fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
 /// Replies with the bodies that could be read. A job that the client has reserved may have come back
 /// meanwhile, or was deleted. The TTR of the others begins now.
 fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
-    let now = s.moment();
+    let now = s.queue.now;
     let reply = wanted.reply;
     let has_waited = wanted.asked_at < now;
     if has_waited {
@@ -352,7 +352,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     }
     if reply.is_reserved() {
         for one in &wanted.bodies {
-            s.queue.touch(&mut c.client, one.job, now);
+            s.queue.touch(&mut c.client, one.job);
         }
     }
     let answer = send(c, s, reply, &wanted.bodies);

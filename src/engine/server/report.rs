@@ -32,7 +32,7 @@ impl<S> Server<S> {
                 let entry_of = |Holder { by, index }: Holder| {
                     Some(self.links.get(by.index())?.client().held.at(index))
                 };
-                stats::jobs(keys, *next, &s.queue, s.now, entry_of)
+                stats::jobs(keys, *next, &s.queue, entry_of)
                     .map(Reply::Document)
                     .map_err(Word::from)
             }
@@ -50,7 +50,7 @@ impl<S> Server<S> {
     /// Looks at the next connections of a page.
     fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
         let s = &mut self.store;
-        s.budget.charge_share(CONNECTIONS_PER_STEP / CONNECTIONS_PER_WORK);
+        s.queue.work.spend_for(CONNECTIONS_PER_STEP, CONNECTIONS_PER_WORK);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
             return Err(Word::NotFound);
@@ -66,7 +66,7 @@ impl<S> Server<S> {
             if page.left == 0 {
                 return page_of(page, page.last, s);
             }
-            stats::push_client_line(&mut page.lines, c, &s.queue, s.now)?;
+            stats::push_client_line(&mut page.lines, c, &s.queue)?;
             (page.left, page.last) = (page.left - 1, c.id());
         }
         page.after = end as u64;

@@ -13,6 +13,8 @@ impl<S: Read + Write> Server<S> {
     /// Sends the replies of this iteration, while `may_send` returns true, then closes connections. A
     /// close may give jobs to waiting workers, whose replies wait for the next commit.
     pub fn flush(&mut self, may_send: impl Fn() -> bool) {
+        let queue = &mut self.store.queue;
+        queue.work.begin_closing(&queue.limits);
         let is_crowded = self.store.is_crowded();
         let mut sent = 0;
         for at in 0..self.store.dirty.len() {
