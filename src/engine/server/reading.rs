@@ -98,7 +98,7 @@ impl<S> Server<S> {
             while may_start && let Some(key) = self.next_to_start(class) {
                 self.store.reads.waiting[class as usize].pop_front();
                 self.with(key, start_reply);
-                may_start = self.store.queue.work.is_left();
+                may_start = self.store.queue.work.is_left_outside();
             }
         }
         self.begin_reads();
