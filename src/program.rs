@@ -106,7 +106,7 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
             (path.display().to_string(), Box::new(directory))
         }
         BinlogPlace::Etcd(etcd) => {
-            membership = join(etcd, Duty::Read)?;
+            membership = Membership::join(etcd, Duty::Read)?;
             let mut disk = membership.disk();
             disk.list().map_err(failed(&etcd.url, EXIT_REFUSED))?;
             (etcd.url.clone(), disk)
@@ -126,17 +126,13 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
     }
 }
 
-fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, Failure> {
-    Membership::join(etcd, duty).map_err(failed(&etcd.url, EXIT_REFUSED))
-}
-
 /// Copies the binlog in a directory, which no server uses, to etcd.
 fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     logging::start(LevelFilter::Warn, LogFormat::Text);
     let mut directory = Directory::lock(path)?;
-    let membership = join(etcd, Duty::Import)?;
+    let membership = Membership::join(etcd, Duty::Import)?;
     loop {
-        match membership.standing().map_err(failed(&etcd.url, EXIT_REFUSED))? {
+        match membership.standing()? {
             Standing::Leader => break,
             Standing::Undecided => thread::sleep(POLL_PAUSE),
             Standing::Standby(leader) => {
@@ -147,7 +143,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let wait_until_stored = |disk: &mut dyn Disk| {
         disk.hand_over();
         while !disk.progress().is_none_or(Progress::is_complete) {
-            membership.check().map_err(|error| io::Error::other(error.to_string()))?;
+            membership.check().map_err(|error| io::Error::other(error.message))?;
             thread::sleep(POLL_PAUSE);
             disk.hand_over();
         }
@@ -164,7 +160,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
 /// Copies the binlog in etcd, as it is now, to an empty directory.
 fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let mut directory = Directory::lock(path)?;
-    let membership = join(etcd, Duty::Read)?;
+    let membership = Membership::join(etcd, Duty::Read)?;
     let copied = copy(&mut *membership.disk(), &mut directory, |_| Ok(()));
     report_copy(copied, &etcd.url, &path.display())
 }
@@ -185,7 +181,7 @@ fn report_copy(
 fn leave(file: &Path, place: Option<BinlogPlace>) -> Result<ExitCode, Failure> {
     let note = LeaseNote::read(file).filter(|note| note.is_over());
     if let (Some(note), Some(BinlogPlace::Etcd(etcd))) = (note, place) {
-        Membership::leave(&etcd, note.lease).map_err(failed(&etcd.url, EXIT_REFUSED))?;
+        Membership::leave(&etcd, note.lease)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -26,7 +26,7 @@ use crate::os::event_loop::EventLoop;
 use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, EXIT_REFUSED, Failure, remedy};
 use crate::os::init::{self, Machine};
 use crate::os::listen::{self, Address, Port};
-use crate::os::membership::{self, Duty, Membership, Standing};
+use crate::os::membership::{Duty, Membership, Standing};
 use crate::os::metrics_server::MetricsServer;
 use crate::os::notify::Status;
 use crate::os::poller::{Poller, cannot_wait};
@@ -143,9 +143,9 @@ fn serve(
     }
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
-        let member = Membership::join(etcd, Duty::Lead).map_err(cannot_lead(etcd))?;
+        let member = Membership::join(etcd, Duty::Lead)?;
         member.set_waker(poller.waker().map_err(cannot_wait)?);
-        if let Some(stop) = wait_to_lead(&mut poller, &member, etcd)? {
+        if let Some(stop) = wait_to_lead(&mut poller, &member)? {
             return Ok(stop);
         }
         listeners = listen::open(&options.listen, user)?;
@@ -153,7 +153,7 @@ fn serve(
         // The disk keeps the order of changes, and a reply waits for them.
         let recovered = recover(&mut poller, &mut server, &etcd.url, member.disk(), Syncing::Never);
         // Nothing can be read or written after the lease has ended, or if etcd has lost something.
-        member.check().map_err(cannot_lead(etcd))?;
+        member.check()?;
         recovered?;
         membership = Some(member);
     }
@@ -177,15 +177,11 @@ fn serve(
 
 /// Waits until this server leads. Meanwhile it answers health checks, and notifies the service manager. Returns
 /// the signal that has ended that.
-fn wait_to_lead(
-    poller: &mut Poller,
-    membership: &Membership,
-    etcd: &EtcdOptions,
-) -> Result<Option<Stop>, Failure> {
+fn wait_to_lead(poller: &mut Poller, membership: &Membership) -> Result<Option<Stop>, Failure> {
     // A signal may have arrived before.
     let mut due = Nanos::ZERO;
     loop {
-        let leader = match membership.standing().map_err(cannot_lead(etcd))? {
+        let leader = match membership.standing()? {
             Standing::Leader => return Ok(None),
             Standing::Undecided => None,
             Standing::Standby(leader) => Some(leader),
@@ -287,10 +283,6 @@ fn exit_code_of_replay(error: &ReplayError) -> u8 {
         | ReplayError::NoMemory(_)
         | ReplayError::Begin(_) => 1,
     }
-}
-
-fn cannot_lead(etcd: &EtcdOptions) -> impl Fn(membership::Failure) -> Failure + '_ {
-    |error| Failure::new(error.exit_code(), format!("-b {}: {error}", etcd.url))
 }
 
 fn log_listeners(what: &str, listeners: &[Socket]) {

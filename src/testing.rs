@@ -23,6 +23,7 @@ pub use crate::os::metrics_server::MetricsServer;
 /// The rules of a binlog in etcd, and the seam for another etcd below them.
 #[cfg(feature = "etcd")]
 pub mod etcd {
-    pub use crate::os::etcd::{Candidate, EtcdDisk, Keys, Nodes, Request, Shared, api, serve};
-    pub use crate::os::membership::{Duty, Failure, Standing};
+    pub use crate::os::etcd::api::{self, Failure};
+    pub use crate::os::etcd::{EtcdDisk, Keys, Member, Nodes, Request, Shared, serve};
+    pub use crate::os::membership::{Duty, EtcdOptions, Standing};
 }

@@ -117,9 +117,7 @@ impl EventLoop {
     /// Fails if another server of the cluster may lead.
     fn check_membership(&self) -> Result<(), Failure> {
         let Some(membership) = &self.membership else { return Ok(()) };
-        membership
-            .check()
-            .map_err(|error| Failure::new(error.exit_code(), format!("{error}; the server exits")))
+        membership.check()
     }
 
     /// Waits until the cluster has acknowledged all changes, and sends the replies that have waited.

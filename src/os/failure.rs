@@ -3,7 +3,7 @@
 use std::io;
 
 /// Why the server does not serve.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// The exit code; that of C beanstalkd where it has one.
     pub exit_code: u8,

@@ -4,14 +4,12 @@
 
 #![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
 
-use super::failure::EXIT_REFUSED;
 use super::sys::machine;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 #[cfg(not(feature = "etcd"))]
-use {crate::engine::binlog::disk::Disk, mio::Waker};
+use {super::failure::Failure, crate::engine::binlog::disk::Disk, mio::Waker};
 
 #[cfg(feature = "etcd")]
 pub use super::etcd::Membership;
@@ -67,57 +65,8 @@ pub enum Standing {
     Leader,
 }
 
-/// Why a request to etcd has failed, or why a server is no member, or no member any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// What helps.
-    pub kind: Kind,
-    /// The reason.
-    pub text: String,
-}
-
-/// What helps after a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Another try. The one before may have succeeded.
-    Passing,
-    /// More space in etcd.
-    NoSpace,
-    /// A shorter request.
-    TooLarge,
-    /// Another start: the lease has ended, or another server leads.
-    Lost,
-    /// The operator.
-    Lasting,
-}
-
 /// The exit code of a server that led and does not any more: EX_TEMPFAIL of sysexits(3).
 pub const EXIT_LOST: u8 = 75;
-
-impl Failure {
-    /// Returns the failure of a server that does not lead any more.
-    pub fn lost(text: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Lost, text: text.into() }
-    }
-
-    /// Returns a failure that another start would not mend.
-    pub fn lasting(text: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Lasting, text: text.into() }
-    }
-
-    /// Returns the exit code: that of a binlog that cannot be used, unless the server is to be started
-    /// again, to stand by.
-    pub fn exit_code(&self) -> u8 {
-        if self.kind == Kind::Lost { EXIT_LOST } else { EXIT_REFUSED }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lost = if self.kind == Kind::Lost { "not leading any more: " } else { "" };
-        write!(f, "{lost}{}", self.text)
-    }
-}
 
 /// The lease of a server, in a file, so that `--leave` can end it after the process was killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +115,7 @@ pub enum Membership {}
 #[cfg(not(feature = "etcd"))]
 impl Membership {
     pub fn join(_: &EtcdOptions, _: Duty) -> Result<Membership, Failure> {
-        Err(Failure::lasting("this program was built without etcd"))
+        Err(Failure::new(super::failure::EXIT_REFUSED, "this program was built without etcd"))
     }
 
     pub fn leave(etcd: &EtcdOptions, _: i64) -> Result<(), Failure> {

@@ -5,7 +5,7 @@
 
 use crate::fake::{Fake, Fault, Kind, NODES, World};
 use beanstalkd::testing::etcd::{
-    Candidate, Duty, EtcdDisk, Keys, Nodes, Request, Shared, Standing, serve,
+    Duty, EtcdDisk, EtcdOptions, Keys, Member, Nodes, Request, Shared, Standing, serve,
 };
 use beanstalkd::testing::{Disk, FileNumber, Nanos, Progress};
 use std::cell::Cell;
@@ -238,7 +238,7 @@ impl Cluster {
             return Ok(());
         }
         server.run();
-        let standing = server.shared.standing().map_err(|failure| failure.to_string())?;
+        let standing = server.shared.standing().map_err(|failure| failure.text)?;
         match &mut server.phase {
             Phase::StandingBy => {
                 if standing == Standing::Leader {
@@ -250,7 +250,7 @@ impl Cluster {
             Phase::Reading(reading) if reading.is_finished() => {
                 let read = server.runtime.block_on(reading).expect("no panic");
                 let found = read.map_err(|error| error.to_string())?;
-                server.shared.check().map_err(|failure| failure.to_string())?;
+                server.shared.check().map_err(|failure| failure.text)?;
                 // It cannot know yet that etcd has ended its lease early, while it has read: the next
                 // server may have begun before it.
                 let leader = self.fake.world().store.leader();
@@ -265,7 +265,7 @@ impl Cluster {
                 assert!(server.waiting_ms < LONGEST_READING_MS, "a leader reads without an end");
             }
             Phase::Serving(term) | Phase::Ending(term) => {
-                server.shared.check().map_err(|failure| failure.to_string())?;
+                server.shared.check().map_err(|failure| failure.text)?;
                 let term = &mut self.terms[*term];
                 let acknowledged = server.disk.progress().expect("a remote disk").acknowledged;
                 let before = term.acknowledged;
@@ -429,21 +429,28 @@ impl Server {
         let addresses = NODES.map(str::to_owned).to_vec();
         let timeout = Duration::from_secs(ttl_secs.into()) / 5;
         let shared = Arc::new(Shared::new(|| Nanos::from_nanos(CLOCK_NS.get())));
-        let candidate = Candidate {
-            nodes: Nodes::over(fake.link(index), addresses, timeout),
-            keys: Keys::new("/jobs"),
-            shared: Arc::clone(&shared),
-            name: name.clone(),
+        let etcd = EtcdOptions {
+            url: "etcd://0,1,2/jobs".to_owned(),
+            nodes: addresses.clone(),
+            prefix: "/jobs".to_owned(),
+            tls: None,
             file_size: 4096,
-            ttl_secs,
+            lease_ttl_secs: ttl_secs,
             quota: QUOTA,
-            lease_file: None,
+        };
+        let member = Member {
+            nodes: Nodes::over(fake.link(index), addresses, timeout),
+            keys: Keys::new(&etcd.prefix),
+            etcd,
             duty,
+            name: name.clone(),
+            shared: Arc::clone(&shared),
+            lease_file: None,
         };
         let (requests, received) = unbounded_channel();
         Server {
             runtime: runtime.expect("a runtime"),
-            serving: Some(Box::pin(serve(candidate, received))),
+            serving: Some(Box::pin(serve(member, received))),
             disk: EtcdDisk::new(Arc::clone(&shared), requests.clone(), Nanos::from_secs(ttl_secs)),
             shared,
             requests,
@@ -571,15 +578,10 @@ impl Change {
 
 /// Reads all files, as a server does when it starts.
 async fn read(requests: UnboundedSender<Request>) -> io::Result<Files> {
-    let mut files = Files::new();
     let (to, answer) = channel();
-    let _ = requests.send(Request::List(to));
-    for file in wait(answer).await? {
-        let (to, answer) = channel();
-        let _ = requests.send(Request::Read(file, to));
-        files.insert(file, wait(answer).await?.to_vec());
-    }
-    Ok(files)
+    let _ = requests.send(Request::Read(to));
+    let files = wait(answer).await?;
+    Ok(files.into_iter().map(|(number, (_, bytes))| (number, bytes.to_vec())).collect())
 }
 
 async fn wait<T>(answer: Receiver<io::Result<T>>) -> io::Result<T> {

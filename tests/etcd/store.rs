@@ -60,7 +60,7 @@ impl Store {
             None => Kind::Read,
             Some(key) if key == LEADER => Kind::Claim,
             Some(key) => {
-                let is_fence = |compare: &Compare| matches!(compare, Compare::Created(key, at) if key == LEADER && *at != 0);
+                let is_fence = |compare: &Compare| matches!(compare, Compare::Modified(key, at) if key == LEADER && *at != 0);
                 assert!(txn.when.iter().any(is_fence), "a change of {key} is not fenced");
                 Kind::Write
             }
@@ -82,9 +82,6 @@ impl Store {
             }
         }
         let succeeded = txn.when.iter().all(|compare| match compare {
-            Compare::Created(key, at) => {
-                self.get(key).map_or(0, |pair| pair.create_revision) == *at
-            }
             Compare::Modified(key, at) => self.get(key).map_or(0, |pair| pair.mod_revision) == *at,
             Compare::Exists(key) => self.get(key).is_some(),
         });
@@ -111,9 +108,8 @@ impl Store {
     }
 
     fn put(&mut self, revision: i64, key: &str, value: &[u8], lease: i64) {
-        let create_revision = self.get(key).map_or(revision, |pair| pair.create_revision);
         let (key_bytes, value) = (key.as_bytes().to_vec(), value.to_vec());
-        let pair = Pair { key: key_bytes, value, create_revision, mod_revision: revision, lease };
+        let pair = Pair { key: key_bytes, value, mod_revision: revision, lease };
         self.keys.insert(key.to_owned(), pair);
         self.revision = revision;
     }

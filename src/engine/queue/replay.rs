@@ -190,6 +190,7 @@ impl Replay<'_> {
         let Some(number) = self.next_file() else { return Ok(()) };
         let state = &mut self.state;
         self.history.read_file(&mut *self.disk, number, |event| state.visit(number, event))?;
+        self.disk.close(number);
         self.files_read += 1;
         let (files_read, files) = (self.files_read, self.numbers.len());
         let jobs = self.state.files.job_count();

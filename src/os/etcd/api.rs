@@ -4,7 +4,6 @@
 //! Names and meanings are those of etcd. All requests but [`Node::grant`] may be sent again. A request
 //! that fails, or whose answer is not awaited any more, may nevertheless be carried out, also later.
 
-use crate::os::membership::{Failure, Kind};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -51,8 +50,6 @@ pub struct Txn {
 /// A condition of a transaction.
 #[derive(Clone, Debug)]
 pub enum Compare {
-    /// The key was created in this revision; 0 if it does not exist.
-    Created(String, i64),
     /// The last change of the key was in this revision; 0 if it does not exist.
     Modified(String, i64),
     Exists(String),
@@ -92,7 +89,6 @@ pub struct Range {
 pub struct Pair {
     pub key: Vec<u8>,
     pub value: Vec<u8>,
-    pub create_revision: i64,
     pub mod_revision: i64,
     pub lease: i64,
 }
@@ -111,6 +107,30 @@ pub struct Lease {
     pub id: i64,
     /// The TTL that was granted, which may differ from the one that was asked for.
     pub ttl_secs: i64,
+}
+
+/// Why a request has failed, or why a server does not lead, or not any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What helps.
+    pub kind: Kind,
+    /// The reason.
+    pub text: String,
+}
+
+/// What helps after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Another try. The one before may have succeeded.
+    Passing,
+    /// More space in etcd, and then another try.
+    NoSpace,
+    /// A shorter request.
+    TooLarge,
+    /// Another start: the lease has ended, or another server leads.
+    Lost,
+    /// The operator.
+    Lasting,
 }
 
 impl Op {
@@ -146,6 +166,21 @@ pub const USER: &str = "BEANSTALKD_ETCD_USER";
 pub const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
 impl Failure {
+    /// Returns the failure of a server that does not lead any more.
+    pub fn lost(text: impl Into<String>) -> Failure {
+        Failure { kind: Kind::Lost, text: text.into() }
+    }
+
+    /// Returns a failure that another start would not mend.
+    pub fn lasting(text: impl Into<String>) -> Failure {
+        Failure { kind: Kind::Lasting, text: text.into() }
+    }
+
+    /// Returns whether another try may succeed.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.kind, Kind::Passing | Kind::NoSpace)
+    }
+
     /// Returns a failure with a code of gRPC, or one of the connection. etcd's texts count only where
     /// answers with the same code differ.
     pub fn of_code(code: Option<i32>, text: String) -> Failure {

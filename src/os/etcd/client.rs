@@ -1,9 +1,8 @@
 //! The real etcd: requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{
-    Answer, Compare, Etcd, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
+    Answer, Compare, Etcd, Failure, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
 };
-use crate::os::membership::Failure;
 use etcd_client::{
     Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, KeyValue,
     PutOptions, ResponseHeader, TxnOp, TxnOpResponse, WatchOptions,
@@ -93,7 +92,6 @@ impl From<Compare> for etcd_client::Compare {
     fn from(compare: Compare) -> etcd_client::Compare {
         type Real = etcd_client::Compare;
         match compare {
-            Compare::Created(key, at) => Real::create_revision(key, CompareOp::Equal, at),
             Compare::Modified(key, at) => Real::mod_revision(key, CompareOp::Equal, at),
             Compare::Exists(key) => Real::create_revision(key, CompareOp::Greater, 0),
         }
@@ -122,10 +120,9 @@ impl From<Op> for TxnOp {
 
 impl From<KeyValue> for Pair {
     fn from(pair: KeyValue) -> Pair {
-        let (create_revision, mod_revision) = (pair.create_revision(), pair.mod_revision());
-        let lease = pair.lease();
+        let (mod_revision, lease) = (pair.mod_revision(), pair.lease());
         let (key, value) = pair.into_key_value();
-        Pair { key, value, create_revision, mod_revision, lease }
+        Pair { key, value, mod_revision, lease }
     }
 }
 

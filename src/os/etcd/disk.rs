@@ -1,13 +1,15 @@
 //! The files of a binlog, as the engine sees them, in etcd.
 //!
-//! Files are read whole, and reading waits for etcd: it happens only before the first client is served. Changes are gathered,
-//! and handed over to the thread when it has stored all earlier ones. So while etcd stores one batch
-//! the next one grows, and one transaction serves many iterations. Several batches in flight would
-//! not help: measured with 4 KiB, one at a time takes 2.1 ms, and each of four takes 5.4 ms.
+//! All files are read at once, before the first client is served. Changes are gathered, and handed over to
+//! the thread when it has stored all earlier ones. So while etcd stores one batch the next one grows, and one
+//! transaction serves many iterations. Several batches in flight would not help: measured with 4 KiB, one at a
+//! time takes 2.1 ms, and each of four takes 5.4 ms.
 
+use super::keys::File;
 use super::shared::Shared;
 use crate::engine::binlog::disk::{Disk, FileNumber, Progress, RemoteStats};
 use crate::engine::time::Nanos;
+use crate::os::membership::Standing;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -17,10 +19,8 @@ use tokio::sync::mpsc::UnboundedSender;
 /// What the event loop wants of the thread.
 #[derive(Debug)]
 pub enum Request {
-    /// The numbers of all files.
-    List(Sender<io::Result<Vec<FileNumber>>>),
-    /// The bytes of a file.
-    Read(FileNumber, Sender<io::Result<Bytes>>),
+    /// All files. For a server that leads they were read before.
+    Read(Sender<io::Result<Files>>),
     /// Changes, and the number of the last one.
     Store(Vec<Change>, u64),
     /// An import ends: servers can use the binlog from now on.
@@ -31,8 +31,8 @@ pub enum Request {
 
 pub type Requests = UnboundedSender<Request>;
 
-/// The bytes of a file.
-pub type Bytes = Arc<Vec<u8>>;
+/// Files with their bytes.
+pub type Files = BTreeMap<FileNumber, (File, Arc<Vec<u8>>)>;
 
 /// A change of the files.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ pub enum Change {
 pub struct EtcdDisk {
     shared: Arc<Shared>,
     requests: Requests,
-    /// The file that was read last.
-    file: Option<(FileNumber, Bytes)>,
+    /// The files as they were listed.
+    files: Files,
     /// The number of the first file that this server has begun.
     begun: FileNumber,
     /// The first bytes of files that are not stored yet: a file is stored with its first record.
@@ -90,7 +90,7 @@ impl EtcdDisk {
         EtcdDisk {
             shared,
             requests,
-            file: None,
+            files: Files::new(),
             begun: FileNumber::MAX,
             prepared: BTreeMap::new(),
             changes: Vec::new(),
@@ -104,12 +104,8 @@ impl EtcdDisk {
         }
     }
 
-    fn bytes(&mut self, number: FileNumber) -> io::Result<&Bytes> {
-        if self.file.as_ref().is_none_or(|(file, _)| *file != number) {
-            self.file = None;
-            self.file = Some((number, ask(&self.requests, |to| Request::Read(number, to))?));
-        }
-        let (_, bytes) = self.file.as_ref().expect("it was just read");
+    fn bytes(&self, number: FileNumber) -> io::Result<&[u8]> {
+        let (_, bytes) = self.files.get(&number).ok_or(io::ErrorKind::NotFound)?;
         Ok(bytes)
     }
 
@@ -153,8 +149,8 @@ pub fn ask<T>(
 
 impl Disk for EtcdDisk {
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
-        self.file = None;
-        ask(&self.requests, Request::List)
+        self.files = ask(&self.requests, Request::Read)?;
+        Ok(self.files.keys().copied().collect())
     }
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
@@ -211,7 +207,10 @@ impl Disk for EtcdDisk {
     }
 
     fn close(&mut self, number: FileNumber) {
-        self.file.take_if(|(file, _)| *file == number);
+        // A server reads each file once.
+        if self.shared.standing() == Ok(Standing::Leader) {
+            self.files.remove(&number);
+        }
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {

@@ -4,33 +4,31 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::api::{Compare, Lease, Op, Pair, Range, Txn};
+use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
 use super::keys::{IMPORTING, Keys, format_value, parse_format};
-use super::nodes::{CHECK, Nodes, RETRY_PAUSE};
+use super::nodes::{CHECK, Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
-use crate::os::membership::{Duty, Failure, Kind, LeaseNote, Standing};
+use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
 use log::warn;
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// A server that wants to lead.
+/// A server that wants to lead, or a program that only reads the log.
 #[derive(Clone)]
-pub struct Candidate {
+pub struct Member {
+    pub etcd: EtcdOptions,
+    pub duty: Duty,
+    /// The name of this server.
+    pub name: String,
     pub nodes: Nodes,
     pub keys: Keys,
     pub shared: Arc<Shared>,
-    /// The name of this server.
-    pub name: String,
-    pub file_size: u32,
-    pub ttl_secs: u32,
-    /// The quota of etcd in bytes.
-    pub quota: u64,
     /// Where the lease is noted for `--leave`.
     pub lease_file: Option<PathBuf>,
-    pub duty: Duty,
 }
 
 /// What the keys of a prefix were at one moment.
@@ -52,30 +50,35 @@ const REVISION_LIFETIME: Nanos = Nanos::from_secs(600);
 /// The oldest etcd that is supported.
 const OLDEST_VERSION: (u32, u32) = (3, 4);
 
-impl Candidate {
-    /// Waits until no other server leads, leads, and keeps the lease until it is lost.
+impl Member {
+    /// Waits until no other server leads, leads, and keeps the lease until it is lost. Has no end.
     pub async fn lead(mut self) {
+        if self.duty == Duty::Read {
+            return pending().await;
+        }
+        let shared = Arc::clone(&self.shared);
         let mut logged_at = None;
-        let lease = loop {
-            let failure = match self.try_to_lead().await {
-                Ok(lease) => break lease,
-                Err(failure) if failure.kind == Kind::Lasting => {
-                    return self.shared.fail(failure);
-                }
-                Err(failure) => failure.text,
-            };
-            let now = self.shared.now();
+        let log = |failure: &Failure| {
+            let now = shared.now();
             if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                warn!("etcd cannot serve: {failure}; trying again; {CHECK}");
+                warn!("etcd cannot serve: {}; trying again; {CHECK}", failure.text);
                 logged_at = Some(now);
             }
-            sleep(RETRY_PAUSE).await;
+            true
         };
-        warn!("leading {}", self.keys.prefix());
-        self.shared.set_standing(Standing::Leader);
-        tokio::spawn(self.clone().watch_space());
-        let reason = self.keep(lease).await;
-        self.shared.fail(Failure::lost(reason));
+        let failure = match ask_again(async || self.try_to_lead().await, log).await {
+            Ok(lease) => {
+                warn!("leading {}", self.keys.prefix());
+                // The log is read before that is reported.
+                self.shared.set_standing(Ok(Standing::Undecided));
+                self.shared.won.notify_one();
+                tokio::spawn(self.clone().watch_space());
+                self.keep(lease).await
+            }
+            Err(failure) => failure,
+        };
+        shared.set_standing(Err(failure));
+        pending().await
     }
 
     // ---- Becoming the leader ----
@@ -88,7 +91,8 @@ impl Candidate {
                 continue;
             }
             let sent_at = self.shared.now();
-            let lease = self.nodes.ask(|node| node.grant(self.ttl_secs)).await?;
+            let ttl_secs = self.etcd.lease_ttl_secs;
+            let lease = self.nodes.ask(|node| node.grant(ttl_secs)).await?;
             let deadline = sent_at + lease.safe_time();
             self.shared.state().lease = lease.id;
             if let Some(file) = &self.lease_file
@@ -97,13 +101,15 @@ impl Candidate {
                 let file = file.display();
                 warn!("cannot write {file}: {error}; a killed server is followed later");
             }
-            if let Some(revision) = self.claim(lease, deadline, &found).await? {
+            let claimed = self.claim(lease, deadline, &found).await;
+            if let Ok(Some(revision)) = claimed {
                 let mut state = self.shared.state();
                 (state.deadline, state.leader, state.revision) = (deadline, revision, revision);
                 return Ok(lease);
             }
             // It would end by itself.
             let _ = self.nodes.ask(|node| node.revoke(lease.id)).await;
+            claimed?;
             // A lease may be too short to ever lead.
             sleep(RETRY_PAUSE).await;
         }
@@ -146,9 +152,11 @@ impl Candidate {
             (Some(None), _) => {
                 format!("{} does not have a format that this version knows", keys.format())
             }
-            (Some(Some(size)), _) if size != self.file_size && self.duty != Duty::Read => format!(
-                "the files of this binlog have {size} bytes; start all its servers with -s {size}"
-            ),
+            (Some(Some(size)), _) if size != self.etcd.file_size && self.duty != Duty::Read => {
+                format!(
+                    "the files of this binlog have {size} bytes; start all its servers with -s {size}"
+                )
+            }
             _ if self.duty == Duty::Import && files.next().is_some() => {
                 format!("{} has jobs already", keys.prefix())
             }
@@ -167,10 +175,11 @@ impl Candidate {
         let standing = Standing::Standby(leader.clone());
         if self.shared.standing().as_ref() != Ok(&standing) {
             warn!("standing by: {leader} leads {}", self.keys.prefix());
-            self.shared.set_standing(standing);
+            self.shared.set_standing(Ok(standing));
         }
         // Events may be missed while a node has no connection to the others.
-        self.wait_for_end(revision, Duration::from_secs(self.ttl_secs.into())).await;
+        let ttl = Duration::from_secs(self.etcd.lease_ttl_secs.into());
+        self.wait_for_end(revision, ttl).await;
     }
 
     /// Waits until the key of the leader is removed after this revision, as far as one node knows.
@@ -199,55 +208,47 @@ impl Candidate {
         let mut then = vec![Op::Put { key: leader.clone(), value, lease: lease.id }];
         let is_import = self.duty == Duty::Import;
         if is_import || !found.has_chunks {
-            let size = format_value(self.file_size);
+            let size = format_value(self.etcd.file_size);
             let value = if is_import { IMPORTING.to_owned() } else { size };
             then.push(Op::put(format.clone(), value));
             then.push(Op::put(self.keys.chunk(0), ""));
         }
         let when =
-            vec![Compare::Created(leader.clone(), 0), Compare::Modified(format, found.format)];
+            vec![Compare::Modified(leader.clone(), 0), Compare::Modified(format, found.format)];
         let txn = Txn { when, then };
-        while self.shared.now() < deadline {
-            let claimed = match self.nodes.ask(|node| node.txn(txn.clone())).await {
-                Ok(answer) if answer.succeeded => return Ok(Some(answer.revision)),
-                Ok(_) => self.nodes.get(leader.clone()).await,
-                Err(failure) => Err(failure),
-            };
-            match claimed {
-                Ok((leader, _)) => {
-                    // An earlier try has succeeded if the lease is this one.
-                    let own = leader.filter(|pair| pair.lease == lease.id);
-                    return Ok(own.map(|pair| pair.create_revision));
-                }
-                // It may have succeeded.
-                Err(failure) if failure.kind == Kind::Passing => sleep(RETRY_PAUSE).await,
-                Err(failure) if failure.kind == Kind::Lost => return Ok(None),
-                Err(failure) => return Err(failure),
-            }
+        let (nodes, shared) = (&mut self.nodes, &self.shared);
+        if shared.now() >= deadline {
+            return Ok(None);
         }
-        Ok(None)
+        let claim = async || {
+            let answer = nodes.ask(|node| node.txn(txn.clone())).await?;
+            if answer.succeeded {
+                return Ok(Some(answer.revision));
+            }
+            // An earlier try has succeeded if the lease is this one.
+            let (found, _) = nodes.get(leader.clone()).await?;
+            Ok(found.filter(|pair| pair.lease == lease.id).map(|pair| pair.mod_revision))
+        };
+        let claimed = ask_again(claim, |_| shared.now() < deadline).await;
+        claimed.or_else(|failure| if failure.kind == Kind::Lost { Ok(None) } else { Err(failure) })
     }
 
     // ---- Staying the leader ----
 
     /// Renews the lease every fifth of its time, and when the key of the leader is removed, by short
     /// tries over different nodes. Returns why it is lost.
-    async fn keep(&mut self, lease: Lease) -> String {
-        let pause = self.nodes.timeout;
+    async fn keep(&mut self, lease: Lease) -> Failure {
+        let (shared, pause) = (Arc::clone(&self.shared), self.nodes.timeout);
+        let has_time = |_: &Failure| shared.lease_left() > Nanos::ZERO;
         loop {
-            let sent_at = self.shared.now();
-            match self.renew(lease.id).await {
-                Ok(revision) => {
-                    self.shared.state().deadline = sent_at + lease.safe_time();
-                    self.wait_for_end(revision, pause).await;
+            match ask_again(async || self.renew(lease).await, has_time).await {
+                Ok(revision) => self.wait_for_end(revision, pause).await,
+                Err(Failure { kind: Kind::Lost | Kind::Lasting, text }) => {
+                    return Failure::lost(text);
                 }
-                Err(failure) if matches!(failure.kind, Kind::Lost | Kind::Lasting) => {
-                    return failure.text;
+                Err(Failure { text, .. }) => {
+                    return Failure::lost(format!("the lease was not renewed in time: {text}"));
                 }
-                Err(failure) if self.shared.lease_left() == Nanos::ZERO => {
-                    return format!("the lease was not renewed in time: {}", failure.text);
-                }
-                Err(_) => sleep(RETRY_PAUSE).await,
             }
         }
     }
@@ -255,17 +256,19 @@ impl Candidate {
     /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
     /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
     /// it cannot read the key without them. Returns the newest revision.
-    async fn renew(&mut self, lease: i64) -> Result<i64, Failure> {
+    async fn renew(&mut self, lease: Lease) -> Result<i64, Failure> {
+        let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
         let State { leader, revision, .. } = *self.shared.state();
-        self.nodes.ask(|node| node.keep_alive(lease)).await?;
+        self.nodes.ask(|node| node.keep_alive(lease.id)).await?;
         let (pair, newest) = self.nodes.get(self.keys.leader()).await?;
-        if pair.is_none_or(|pair| pair.create_revision != leader) {
+        if pair.is_none_or(|pair| pair.mod_revision != leader) {
             return Err(Failure::lost(LEASE_ENDED));
         }
         if newest < revision {
             return Err(Failure::lost("etcd was restored to an older state"));
         }
+        self.shared.state().deadline = sent_at + lease.safe_time();
         Ok(newest)
     }
 
@@ -285,7 +288,7 @@ impl Candidate {
                 }
             }
             if let Some(size) = size {
-                note_size(&self.shared, self.quota, size, used);
+                note_size(&self.shared, self.etcd.quota, size, used);
             }
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {

@@ -37,7 +37,7 @@ pub use thread::Membership;
 pub use {
     disk::{EtcdDisk, Request},
     keys::Keys,
-    lease::Candidate,
+    lease::Member,
     nodes::Nodes,
     shared::Shared,
     thread::serve,

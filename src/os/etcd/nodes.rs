@@ -3,8 +3,8 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{Answer, Etcd, Node, Op, PASSWORD, Pair, Range, Txn, USER};
-use crate::os::membership::{EtcdOptions, Failure, Kind};
+use super::api::{Answer, Etcd, Failure, Kind, Node, Op, PASSWORD, Pair, Range, Txn, USER};
+use crate::os::membership::EtcdOptions;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use std::env;
 use std::fmt;
@@ -170,18 +170,33 @@ impl Nodes {
     }
 }
 
-/// Asks until the outcome is no passing failure, at most twice for each of these nodes.
+/// Asks again after each failure that may pass, while the caller `may_go_on`. No other function asks again.
 pub async fn ask_again<T>(
-    nodes: usize,
     mut ask: impl AsyncFnMut() -> Result<T, Failure>,
+    mut may_go_on: impl FnMut(&Failure) -> bool,
 ) -> Result<T, Failure> {
-    for _ in 1..2 * nodes {
+    loop {
         match ask().await {
-            Err(failure) if failure.kind == Kind::Passing => sleep(RETRY_PAUSE).await,
+            Err(failure) if failure.may_pass() && may_go_on(&failure) => sleep(RETRY_PAUSE).await,
             outcome => return outcome,
         }
     }
-    ask().await
+}
+
+/// Asks at most twice for each of these nodes, for a caller that has no lease to wait for.
+pub async fn ask_each<T>(
+    nodes: usize,
+    ask: impl AsyncFnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut left = 2 * nodes;
+    let may_go_on = |_: &Failure| {
+        left -= 1;
+        left > 0
+    };
+    ask_again(ask, may_go_on).await.map_err(|failure| match failure.kind {
+        Kind::Passing => Failure { text: format!("{}; {CHECK}", failure.text), ..failure },
+        Kind::NoSpace | Kind::TooLarge | Kind::Lost | Kind::Lasting => failure,
+    })
 }
 
 async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {

@@ -1,10 +1,12 @@
 //! The state that the thread of etcd and the event loop share. No one waits for the other.
 
+use super::api::Failure;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
-use crate::os::membership::{Failure, Standing};
+use crate::os::membership::Standing;
 use mio::Waker;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 
 /// Returns the time since some moment, also that in which the machine was suspended.
 pub type Clock = fn() -> Nanos;
@@ -14,6 +16,8 @@ pub type Clock = fn() -> Nanos;
 pub struct Shared {
     clock: Clock,
     state: Mutex<State>,
+    /// This server has just won the lead.
+    pub won: Notify,
 }
 
 /// The state. The lock is held for moments only.
@@ -26,7 +30,7 @@ pub struct State {
     pub lease: i64,
     /// No reply may leave after this moment of the clock.
     pub deadline: Nanos,
-    /// The revision in which this server has created the key of the leader.
+    /// The revision in which this server has created the key of the leader, or 0.
     pub leader: i64,
     /// The revision of the last change of the log.
     pub revision: i64,
@@ -45,7 +49,7 @@ pub struct State {
 
 impl Shared {
     pub fn new(clock: Clock) -> Shared {
-        Shared { clock, state: Mutex::default() }
+        Shared { clock, state: Mutex::default(), won: Notify::new() }
     }
 
     pub fn now(&self) -> Nanos {
@@ -56,24 +60,28 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the state, and wakes the event loop.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        change(&mut state);
+        if let Some(waker) = &state.waker {
+            // A failure is that the poll is gone, with the event loop.
+            let _ = waker.wake();
+        }
+    }
+
     /// Returns the part of this server in the cluster.
     pub fn standing(&self) -> Result<Standing, Failure> {
         let state = self.state();
         state.failure.clone().map_or_else(|| Ok(state.standing.clone()), Err)
     }
 
-    /// Changes the part of this server, and wakes the event loop.
-    pub fn set_standing(&self, standing: Standing) {
-        let mut state = self.state();
-        state.standing = standing;
-        state.wake();
-    }
-
-    /// Ends the part of this server, and wakes the event loop. The first failure stays.
-    pub fn fail(&self, failure: Failure) {
-        let mut state = self.state();
-        state.failure.get_or_insert(failure);
-        state.wake();
+    /// Changes or ends the part of this server. The first failure stays.
+    pub fn set_standing(&self, standing: Result<Standing, Failure>) {
+        self.change(|state| match standing {
+            Ok(standing) => state.standing = standing,
+            Err(failure) => drop(state.failure.get_or_insert(failure)),
+        });
     }
 
     /// Returns the time until no reply may leave.
@@ -85,31 +93,18 @@ impl Shared {
     /// Fails if no reply may leave, and then none may ever.
     pub fn check(&self) -> Result<(), Failure> {
         if self.lease_left() == Nanos::ZERO {
-            self.fail(Failure::lost("the lease was not renewed in time"));
+            self.set_standing(Err(Failure::lost("the lease was not renewed in time")));
         }
         self.standing().map(drop)
     }
 
-    /// Notes that all changes up to this number are stored, and wakes the event loop.
+    /// Notes that all changes up to this number are stored.
     pub fn acknowledge(&self, change: u64) {
-        let mut state = self.state();
-        state.acknowledged = change;
-        state.wake();
+        self.change(|state| state.acknowledged = change);
     }
 
     /// Sets what wakes the event loop, and wakes it: the state may have changed before.
     pub fn set_waker(&self, waker: Waker) {
-        let mut state = self.state();
-        state.waker = Some(waker);
-        state.wake();
-    }
-}
-
-impl State {
-    fn wake(&self) {
-        if let Some(waker) = &self.waker {
-            // A failure is that the poll is gone, with the event loop.
-            let _ = waker.wake();
-        }
+        self.change(|state| state.waker = Some(waker));
     }
 }
