@@ -1,8 +1,9 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
-use crate::engine::binlog::copy::{Copied, CopyError, copy};
+use crate::engine::binlog::copy::{Copied, copy};
 use crate::engine::binlog::disk::{Disk, Progress};
-use crate::engine::binlog::inspect::{self, InspectError};
+use crate::engine::binlog::error::{BinlogError, Step};
+use crate::engine::binlog::inspect;
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
 use crate::os::disk::Directory;
@@ -94,7 +95,7 @@ fn failed<E: Display>(place: impl Display, exit_code: u8) -> impl FnOnce(E) -> F
 }
 
 /// Prints the contents of a binlog, or checks it.
-type Inspect = fn(&mut dyn Disk, &mut dyn Write) -> Result<bool, InspectError>;
+type Inspect = fn(&mut dyn Disk, &mut dyn Write) -> Result<bool, BinlogError>;
 
 /// Fails if the binlog is damaged.
 fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
@@ -114,12 +115,12 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = inspect(&mut *disk, &mut out)
-        .and_then(|is_sound| out.flush().map(|()| is_sound).map_err(InspectError::Output));
+        .and_then(|is_sound| out.flush().map(|()| is_sound).map_err(BinlogError::of_output));
     match printed {
         Ok(true) => Ok(ExitCode::SUCCESS),
         Ok(false) => Ok(ExitCode::FAILURE),
         // The reader of the output has stopped reading.
-        Err(InspectError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+        Err(failure) if failure.step == Step::Output && failure.kind == ErrorKind::BrokenPipe => {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => Err(failed(name, 1)(error)),
@@ -151,7 +152,8 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     };
     let mut disk = membership.disk();
     let copied = copy(&mut directory, &mut *disk, wait_until_stored).and_then(|copied| {
-        membership.end_import().map_err(CopyError::End)?;
+        let ended = membership.end_import();
+        ended.map_err(|error| BinlogError::new(Step::Write, "cannot complete the copy", error))?;
         Ok(copied)
     });
     report_copy(copied, &path.display(), &etcd.url)
@@ -166,7 +168,7 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
 }
 
 fn report_copy(
-    copied: Result<Copied, CopyError>,
+    copied: Result<Copied, BinlogError>,
     from: &dyn Display,
     to: &dyn Display,
 ) -> Result<ExitCode, Failure> {

@@ -13,11 +13,12 @@
 
 use crate::engine::binlog::Syncing;
 use crate::engine::binlog::disk::Disk;
+use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::limits::Limits;
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
-use crate::engine::queue::replay::{Recovered, ReplayError};
+use crate::engine::queue::replay::Recovered;
 use crate::engine::server::Server;
 use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
@@ -205,8 +206,18 @@ fn recover(
     disk: Box<dyn Disk>,
     syncing: Syncing,
 ) -> Result<(), Failure> {
-    let failed = |error: ReplayError| {
-        let remedy = if let ReplayError::Begin(error) = &error { remedy(error) } else { "" };
+    let failed = |error: BinlogError| {
+        let remedy = match error.step {
+            Step::Read if error.is_newer() => {
+                "; start the newer server that wrote it, or move the files away"
+            }
+            Step::Read if error.kind == io::ErrorKind::OutOfMemory => "",
+            Step::Read => "; make it readable, or move it away to start without its jobs",
+            Step::Begin => {
+                error.os_error.map_or("", |code| remedy(&io::Error::from_raw_os_error(code)))
+            }
+            Step::Write | Step::Output => "",
+        };
         Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
     };
     let begun_at = poller.read_clock();
@@ -273,15 +284,12 @@ fn check_sockets(
 }
 
 /// Returns the exit code: another one if the disk itself fails, unlike a lack of space or permission.
-fn exit_code_of_replay(error: &ReplayError) -> u8 {
-    match error {
-        ReplayError::Failed(_) => EXIT_DISK,
-        ReplayError::Begin(error) if error.raw_os_error() == Some(libc::EIO) => EXIT_DISK,
-        ReplayError::Read(error) if error.is_newer() => EXIT_REFUSED,
-        ReplayError::List(_)
-        | ReplayError::Read(_)
-        | ReplayError::NoMemory(_)
-        | ReplayError::Begin(_) => 1,
+fn exit_code_of_replay(error: &BinlogError) -> u8 {
+    match error.step {
+        Step::Write => EXIT_DISK,
+        Step::Begin if error.os_error == Some(libc::EIO) => EXIT_DISK,
+        Step::Read if error.is_newer() => EXIT_REFUSED,
+        Step::Read | Step::Begin | Step::Output => 1,
     }
 }
 
@@ -353,12 +361,13 @@ mod tests {
     #[test]
     fn a_disk_that_fails_has_its_own_exit_code() {
         let os_error = io::Error::from_raw_os_error;
-        for (failure, code) in [
-            (ReplayError::List(os_error(libc::EIO)), 1),
-            (ReplayError::Begin(io::Error::other("of the test")), 1),
-            (ReplayError::Begin(os_error(libc::EACCES)), 1),
-            (ReplayError::Begin(os_error(libc::EIO)), 74),
+        for (step, error, code) in [
+            (Step::Read, os_error(libc::EIO), 1),
+            (Step::Begin, io::Error::other("of the test"), 1),
+            (Step::Begin, os_error(libc::EACCES), 1),
+            (Step::Begin, os_error(libc::EIO), 74),
         ] {
+            let failure = BinlogError::new(step, "tried", error);
             assert_eq!(exit_code_of_replay(&failure), code, "{failure}");
         }
     }

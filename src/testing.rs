@@ -1,10 +1,11 @@
 //! What the tests of this package use of the server's inside. Not an interface: it changes with
 //! every version.
 
-pub use crate::engine::binlog::disk::{Disk, FileNumber, Progress, SyncError};
+pub use crate::engine::binlog::Syncing;
+pub use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
+pub use crate::engine::binlog::error::BinlogError;
 pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::reads::RecordRead;
-pub use crate::engine::binlog::{IoFailed, Syncing};
 pub use crate::engine::commands::Command;
 pub use crate::engine::conn::Doing;
 pub use crate::engine::headroom::refuse_growth;
@@ -13,7 +14,7 @@ pub use crate::engine::limits::Limits;
 pub use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 pub use crate::engine::monitor::measurements::Measurements;
 pub use crate::engine::protocol::stats::{self, ProcessInfo, ProcessorTime};
-pub use crate::engine::queue::replay::{Recovered, ReplayError};
+pub use crate::engine::queue::replay::Recovered;
 pub use crate::engine::server::{Observed, Readiness, Server};
 pub use crate::engine::store::Settings;
 pub use crate::engine::time::{ClockOffset, Nanos};

@@ -5,7 +5,8 @@
 use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, Home, Unsynced, read_record};
 use super::failure::{EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
 use super::sys::files;
-use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER, SyncError};
+use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
+use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -338,7 +339,7 @@ impl Disk for Directory {
         }
     }
 
-    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
+    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
         let FinishedSync { result, took } = match self.synced.take() {
             Some(finished) => finished,
             None => self.threads.as_ref()?.syncs.finished(must_wait)?,

@@ -4,7 +4,8 @@
 //! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Tasks are carried
 //! out in their order.
 
-use crate::engine::binlog::disk::{FileNumber, SyncError};
+use crate::engine::binlog::disk::FileNumber;
+use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::time::Nanos;
 use crate::os::sys::clock::monotonic;
@@ -43,7 +44,7 @@ pub struct DiskWaker(Arc<OnceLock<Waker>>);
 /// A sync that has ended.
 #[derive(Debug)]
 pub struct FinishedSync {
-    pub result: Result<(), SyncError>,
+    pub result: Result<(), BinlogError>,
     pub took: Nanos,
 }
 
@@ -181,12 +182,12 @@ impl FinishedSync {
     pub fn of(home: Option<&Home>, files: Unsynced) -> FinishedSync {
         let begun_at = monotonic();
         let names = home.map_or(Ok(()), Home::sync);
-        let names = names.map_err(|error| SyncError { file: None, error });
+        let names = names.map_err(|error| BinlogError::of_sync(None, error));
         let mut files = files.into_iter();
         let result = names.and_then(|()| {
             files.try_for_each(|(number, file)| {
                 let synced = file.and_then(|file| file.sync_data());
-                synced.map_err(|error| SyncError { file: Some(number), error })
+                synced.map_err(|error| BinlogError::of_sync(Some(number), error))
             })
         });
         FinishedSync { result, took: monotonic().since(begun_at) }

@@ -24,7 +24,7 @@ use super::notify::Status;
 use super::poller::{FIRST_LISTENER, FIRST_OTHER, Poller, cannot_wait};
 use super::sys::clock;
 use super::sys::signals::Stop;
-use crate::engine::binlog::IoFailed;
+use crate::engine::binlog::error::BinlogError;
 use crate::engine::keys::ConnKey;
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::monitor::measurements::Measurements;
@@ -245,7 +245,7 @@ fn may_send(membership: Option<&Membership>) -> impl Fn() -> bool {
     move || membership.is_none_or(|membership| membership.check().is_ok())
 }
 
-fn cannot_write(failure: IoFailed) -> Failure {
+fn cannot_write(failure: BinlogError) -> Failure {
     let why = format!("{failure}; nothing more can be acknowledged, so the server exits");
     Failure::new(EXIT_DISK, why)
 }

@@ -26,8 +26,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use beanstalkd::testing::{
-    Disk, FileNumber, IoFailed, Limits, Nanos, Progress, RecordRead, Recovered, ReplayError,
-    Settings, SyncError, Syncing,
+    BinlogError, Disk, FileNumber, Limits, Nanos, Progress, RecordRead, Recovered, Settings,
+    Syncing,
 };
 
 /// Returns what `--check` prints about files, if some are damaged or missing.
@@ -281,7 +281,7 @@ impl Driver {
         options: Options,
         disk: Option<Box<dyn Disk>>,
         now: Nanos,
-    ) -> Result<Driver, ReplayError> {
+    ) -> Result<Driver, BinlogError> {
         let process = process_info(options.hostname, now);
         let mut server = Server::new(options.settings, options.limits, process, now);
         if options.has_metrics {
@@ -463,7 +463,7 @@ impl Driver {
     }
 
     /// Writes the records of the iteration. After an error nothing may be sent any more.
-    pub fn commit(&mut self) -> Result<(), IoFailed> {
+    pub fn commit(&mut self) -> Result<(), BinlogError> {
         self.server.commit(self.now)
     }
 
@@ -519,7 +519,7 @@ impl Driver {
     // ---- Many iterations ----
 
     /// Runs one iteration. An error is that of the disk.
-    pub fn try_iterate(&mut self) -> Result<Flushed, IoFailed> {
+    pub fn try_iterate(&mut self) -> Result<Flushed, BinlogError> {
         self.now = self.now + self.options.period;
         self.begin();
         while self.visit().is_some() {}
@@ -541,7 +541,7 @@ impl Driver {
         self.try_settle().expect("the disk works");
     }
 
-    pub fn try_settle(&mut self) -> Result<(), IoFailed> {
+    pub fn try_settle(&mut self) -> Result<(), BinlogError> {
         for _ in 0..MOST_ITERATIONS {
             self.try_iterate()?;
             if !self.is_busy() {
@@ -563,7 +563,7 @@ impl Driver {
         &mut self,
         client: Client,
         commands: impl AsRef<[u8]>,
-    ) -> Result<String, IoFailed> {
+    ) -> Result<String, BinlogError> {
         self.receive(client, commands);
         self.try_settle()?;
         Ok(self.take_text(client))
@@ -609,7 +609,7 @@ impl Driver {
     }
 
     /// Ends the server as an operator does. What may still be sent is sent by [`Driver::flush_last`].
-    pub fn stop(&mut self) -> Result<(), IoFailed> {
+    pub fn stop(&mut self) -> Result<(), BinlogError> {
         self.server.stop(self.now)
     }
 

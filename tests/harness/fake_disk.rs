@@ -8,7 +8,7 @@
 //! and any number of the next changes: their outcome is unknown to the server. After a change is refused,
 //! because another server leads, nothing is stored any more.
 
-use super::driver::{Disk, FileNumber, Progress, RecordRead, SyncError};
+use super::driver::{BinlogError, Disk, FileNumber, Progress, RecordRead};
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
@@ -814,14 +814,14 @@ impl Disk for FakeDisk {
         }
     }
 
-    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), SyncError>> {
+    fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
         let mut state = self.0.borrow_mut();
         if must_wait {
             state.end_sync();
         }
         let ended = state.sync.take_if(|sync| sync.result.is_some())?;
         state.counts.background_syncs.1 += u64::from(ended.in_background);
-        Some(ended.result?.map_err(|(file, kind)| SyncError { file, error: kind.into() }))
+        Some(ended.result?.map_err(|(file, kind)| BinlogError::of_sync(file, kind.into())))
     }
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! A server on a disk with one client, for the tests of the binlog. The client receives a reply only
 //! after its commit.
 
-use super::driver::{Client, Driver, IoFailed, Nanos, Options, ReplayError, Settings, Syncing};
+use super::driver::{BinlogError, Client, Driver, Nanos, Options, Settings, Syncing};
 use super::fake_disk::{FakeDisk, Files};
 use super::reply::frame;
 use super::request::put;
@@ -71,7 +71,7 @@ impl Instance {
         disk: &FakeDisk,
         options: Options,
         now: Nanos,
-    ) -> Result<Instance, ReplayError> {
+    ) -> Result<Instance, BinlogError> {
         let mut driver = Driver::start(options, Some(disk.boxed()), now)?;
         let client = driver.connect();
         driver.check();
@@ -114,7 +114,7 @@ impl Instance {
     }
 
     /// Runs until nothing is left but reads of bodies that may not end.
-    pub fn try_settle(&mut self) -> Result<(), IoFailed> {
+    pub fn try_settle(&mut self) -> Result<(), BinlogError> {
         for _ in 0..MOST_ROUNDS {
             self.driver.try_settle()?;
             if !self.disk.has_reads() {

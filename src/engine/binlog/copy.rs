@@ -4,10 +4,10 @@
 //! out. A damaged file is not copied: a server that starts on it saves what is intact.
 
 use super::disk::{Disk, FileNumber};
+use super::error::{BinlogError, Step};
 use super::history::{Event, History};
-use super::reader::ReadError;
+use super::reader::Damage;
 use super::record::VERSION_LEN;
-use std::fmt;
 use std::io;
 
 /// What was copied.
@@ -17,23 +17,6 @@ pub struct Copied {
     pub bytes: u64,
 }
 
-/// Why a binlog cannot be copied.
-#[derive(Debug)]
-pub enum CopyError {
-    /// The files cannot be listed.
-    List(io::Error),
-    /// A file cannot be read.
-    Read(ReadError),
-    /// Records of a file are damaged, at this offset.
-    Damaged(FileNumber, u64),
-    /// There are files already where the copy is to be.
-    NotEmpty,
-    /// A file cannot be written.
-    Write(FileNumber, io::Error),
-    /// The files were written, but the copy cannot be completed.
-    End(io::Error),
-}
-
 const PIECE_LEN: usize = 1024 * 1024;
 
 /// Copies all files. `settle` is called after each piece, and waits until the disk has stored it.
@@ -41,9 +24,10 @@ pub fn copy(
     from: &mut dyn Disk,
     to: &mut dyn Disk,
     mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
-) -> Result<Copied, CopyError> {
-    if !to.list().map_err(CopyError::List)?.is_empty() {
-        return Err(CopyError::NotEmpty);
+) -> Result<Copied, BinlogError> {
+    if !to.list().map_err(cannot_list)?.is_empty() {
+        let error = io::Error::other("there is a binlog already");
+        return Err(BinlogError::new(Step::Write, "cannot write there", error));
     }
     let files = measure_all(from)?;
     for &(number, used) in &files {
@@ -54,14 +38,19 @@ pub fn copy(
 
 /// Returns the files with more than a version, and the offset behind the last record of each. Fails if
 /// one is damaged.
-fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, CopyError> {
+fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogError> {
     let mut files = Vec::new();
     // The bytes behind the very last record were left by a crash.
     let mut history = History::default();
-    for number in disk.list().map_err(CopyError::List)? {
+    for number in disk.list().map_err(cannot_list)? {
         history.read_file(disk, number, |event| match event {
             Event::Opened { .. } | Event::Record(..) => Ok(()),
-            Event::Damage(number, damage) => Err(CopyError::Damaged(number, damage.offset)),
+            Event::Damage(number, Damage { offset, .. }) => {
+                let why = "the file is damaged; start a server on it, which keeps the intact jobs, and \
+                           stop it again";
+                let what = format!("binlog.{number}:{offset}");
+                Err(BinlogError::new(Step::Read, what, io::Error::other(why)))
+            }
             Event::End(used) => {
                 files.extend((used > VERSION_LEN as u64).then_some((number, used)));
                 Ok(())
@@ -77,9 +66,10 @@ fn copy_file(
     number: FileNumber,
     used: u64,
     settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
-) -> Result<(), CopyError> {
-    let read_failed = |error| CopyError::Read(ReadError::io(number, error));
-    let write_failed = |error| CopyError::Write(number, error);
+) -> Result<(), BinlogError> {
+    let read_failed = |error| BinlogError::of_read(number, error);
+    let what = format!("cannot write binlog.{number}");
+    let write_failed = |error| BinlogError::new(Step::Write, &what, error);
     to.create(number, used).map_err(write_failed)?;
     let mut piece = vec![0; PIECE_LEN];
     let mut offset = 0;
@@ -97,29 +87,9 @@ fn copy_file(
     }
     to.begin_sync(&[number], true, false);
     to.close(number);
-    let synced = to.finished_sync(true).unwrap_or(Ok(()));
-    synced.map_err(|failed| write_failed(failed.error))
+    to.finished_sync(true).unwrap_or(Ok(()))
 }
 
-impl From<ReadError> for CopyError {
-    fn from(error: ReadError) -> CopyError {
-        CopyError::Read(error)
-    }
-}
-
-impl fmt::Display for CopyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CopyError::List(error) => write!(f, "cannot list the files: {error}"),
-            CopyError::Read(error) => error.fmt(f),
-            CopyError::Damaged(number, offset) => write!(
-                f,
-                "binlog.{number}:{offset}: the file is damaged; start a server on it, which keeps \
-                 the intact jobs, and stop it again"
-            ),
-            CopyError::NotEmpty => f.write_str("there is a binlog already where the copy is to be"),
-            CopyError::End(error) => write!(f, "cannot complete the copy: {error}"),
-            CopyError::Write(number, error) => write!(f, "cannot write binlog.{number}: {error}"),
-        }
-    }
+fn cannot_list(error: io::Error) -> BinlogError {
+    BinlogError::new(Step::Read, "cannot list the files", error)
 }

@@ -8,6 +8,7 @@
 //! [`Disk::progress`]. After a crash the first changes up to some moment are stored, and all
 //! acknowledged ones are among them.
 
+use super::error::BinlogError;
 use super::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
@@ -60,15 +61,6 @@ pub struct RemoteStats {
     pub waiting_bytes: u64,
     /// The time since the last acknowledgement, or zero if no change waits.
     pub waiting_for: Nanos,
-}
-
-/// Why a sync has failed.
-#[derive(Debug)]
-pub struct SyncError {
-    /// The file that could not be synced, or `None` for the names of files.
-    pub file: Option<FileNumber>,
-    /// The error of the system.
-    pub error: io::Error,
 }
 
 /// A directory of files `binlog.N`.
@@ -132,7 +124,7 @@ pub trait Disk: fmt::Debug {
 
     /// Returns the result of [`Disk::begin_sync`], once, or `None` before its end. Waits for the end if it
     /// `must_wait`.
-    fn finished_sync(&mut self, _must_wait: bool) -> Option<Result<(), SyncError>> {
+    fn finished_sync(&mut self, _must_wait: bool) -> Option<Result<(), BinlogError>> {
         Some(Ok(()))
     }
 

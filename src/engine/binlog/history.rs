@@ -15,8 +15,9 @@
 //! A replay, `--check`, `--dump`, `--import` and `--export` read a binlog by [`History::read_file`].
 
 use super::disk::{Disk, FileNumber};
+use super::error::BinlogError;
 use super::gaps::Gaps;
-use super::reader::{Damage, Item, ReadError, Reader, Record};
+use super::reader::{Damage, Item, Reader, Record};
 use super::record::KeyRecord;
 use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, Layout, Mark, RecordState};
 use crate::engine::headroom::{self, Headroom};
@@ -66,12 +67,12 @@ const MAX_ID_GAP: u64 = 1 << 20;
 
 impl History {
     /// Reads the next file. Numbers ascend from call to call.
-    pub fn read_file<E: From<ReadError>>(
+    pub fn read_file(
         &mut self,
         disk: &mut dyn Disk,
         number: FileNumber,
-        mut visit: impl FnMut(Event<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
+        mut visit: impl FnMut(Event<'_>) -> Result<(), BinlogError>,
+    ) -> Result<(), BinlogError> {
         let mut reader = Reader::open(disk, number)?;
         self.note_id(reader.last_id);
         let Reader { size, layout, nonce, .. } = reader;

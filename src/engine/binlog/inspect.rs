@@ -9,8 +9,9 @@
 //! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
+use super::error::{BinlogError, Step};
 use super::history::{Event, Flushes, History};
-use super::reader::{Damage, ReadError, Record};
+use super::reader::{Damage, Record};
 use super::record::{
     self, Content, FILE_HEAD_LEN, Fields, KeyRecord, Layout, Mark, RecordState, SHORT_LEN,
     VERSION_LEN,
@@ -21,20 +22,8 @@ use crate::engine::text::JsonText;
 use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
-
-/// Why the files cannot be checked or dumped.
-#[derive(Debug)]
-pub enum InspectError {
-    /// The directory cannot be listed.
-    List(io::Error),
-    /// A file cannot be read.
-    Read(ReadError),
-    /// The output cannot be written.
-    Output(io::Error),
-}
 
 /// The contents of all files.
 #[derive(Debug, Default)]
@@ -85,14 +74,14 @@ struct File {
 }
 
 /// Prints the contents and the damage of each file. Returns whether there is no damage.
-pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
+pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, BinlogError> {
     let survey = Survey::read(disk)?;
-    survey.print(out).map_err(InspectError::Output)?;
+    survey.print(out).map_err(BinlogError::of_output)?;
     Ok(survey.damages() == 0)
 }
 
 /// Prints each live job as one line of JSON. Returns whether there is no damage.
-pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, InspectError> {
+pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, BinlogError> {
     let mut dumped = HashSet::new();
     let mut survey = Survey::read(disk)?;
     for _ in 0..MAX_READINGS {
@@ -111,7 +100,7 @@ const MAX_READINGS: usize = 5;
 
 impl Survey {
     /// Reads all files. Damage that only one reading has found is left out.
-    fn read(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+    fn read(disk: &mut dyn Disk) -> Result<Survey, BinlogError> {
         let mut found_before = BTreeSet::new();
         let mut survey = Survey::read_once(disk)?;
         for _ in 1..MAX_READINGS {
@@ -126,12 +115,14 @@ impl Survey {
         Ok(survey)
     }
 
-    fn read_once(disk: &mut dyn Disk) -> Result<Survey, InspectError> {
+    fn read_once(disk: &mut dyn Disk) -> Result<Survey, BinlogError> {
         let mut survey = Survey::default();
         let mut history = History::default();
         let mut read = Vec::new();
         loop {
-            let mut numbers = disk.list().map_err(InspectError::List)?;
+            let mut numbers = disk.list().map_err(|error| {
+                BinlogError::new(Step::Read, "cannot list the directory", error)
+            })?;
             // The server may create newer files while these are read.
             numbers.retain(|number| Some(number) > read.last());
             if numbers.is_empty() {
@@ -160,14 +151,14 @@ impl Survey {
         disk: &mut dyn Disk,
         number: FileNumber,
         history: &mut History,
-    ) -> Result<(), InspectError> {
+    ) -> Result<(), BinlogError> {
         // A new file may have this number since the last reading.
         disk.close(number);
         let is_gone = match history.read_file(disk, number, |event| self.visit(number, event)) {
             // A file that is being removed is truncated while it is read.
             Ok(()) => disk.size(number).is_err_and(|error| error.kind() == ErrorKind::NotFound),
             Err(error) if error.is_gone() => true,
-            Err(error) => return Err(InspectError::Read(error)),
+            Err(error) => return Err(error),
         };
         if is_gone {
             self.vanished += 1;
@@ -178,7 +169,7 @@ impl Survey {
         Ok(())
     }
 
-    fn visit(&mut self, number: FileNumber, event: Event<'_>) -> Result<(), ReadError> {
+    fn visit(&mut self, number: FileNumber, event: Event<'_>) -> Result<(), BinlogError> {
         match event {
             Event::Opened { size, layout, .. } => {
                 let (used, records, full_records) = (0, 0, 0);
@@ -188,7 +179,7 @@ impl Survey {
                 let file = self.files.last_mut().expect("the file is open");
                 file.records += 1;
                 file.full_records += u64::from(!record.tube.is_empty());
-                return self.apply(number, record, key.map(|(_, key)| key));
+                return self.apply(record, key.map(|(_, key)| key));
             }
             Event::Damage(number, Damage { offset, len, cause, id, .. }) => {
                 let job = id.map_or(String::new(), |id| format!(", job {id}"));
@@ -200,12 +191,7 @@ impl Survey {
         Ok(())
     }
 
-    fn apply(
-        &mut self,
-        number: FileNumber,
-        record: &Record<'_>,
-        key: Option<KeyRecord>,
-    ) -> Result<(), ReadError> {
+    fn apply(&mut self, record: &Record<'_>, key: Option<KeyRecord>) -> Result<(), BinlogError> {
         let &Record { offset, len, content, tube, .. } = record;
         let since = self.flushes.count;
         match content {
@@ -228,10 +214,7 @@ impl Survey {
                     (job.fields, job.since) = (fields, since);
                 }
             }
-            Content::Flush(flush) => self
-                .flushes
-                .add(Rc::from(tube), flush)
-                .map_err(|error| ReadError::no_memory(number, error))?,
+            Content::Flush(flush) => self.flushes.add(Rc::from(tube), flush)?,
             // The record of a kept key is not live: its end is not recorded.
             Content::Key(_) | Content::Gap(_) | Content::FileHeader(_) => {}
         }
@@ -251,7 +234,7 @@ impl Survey {
         disk: &mut dyn Disk,
         dumped: &mut HashSet<u64>,
         out: &mut dyn Write,
-    ) -> Result<(), InspectError> {
+    ) -> Result<(), BinlogError> {
         let mut jobs: Vec<&Job> = self.jobs.values().collect();
         jobs.sort_unstable_by_key(|job| job.place);
         self.files.iter().for_each(|file| disk.close(file.number));
@@ -262,7 +245,7 @@ impl Survey {
             record.resize(job.len, 0);
             let count = match disk.read(number, offset, &mut record) {
                 Err(error) if error.kind() == ErrorKind::NotFound => 0,
-                read => read.map_err(|error| InspectError::Read(ReadError::io(number, error)))?,
+                read => read.map_err(|error| BinlogError::of_read(number, error))?,
             };
             // A file that is being removed is truncated.
             if count == job.len
@@ -270,7 +253,7 @@ impl Survey {
                 && dumped.insert(id)
             {
                 let body = body.strip_suffix(CR_LF).unwrap_or(body);
-                write_job(job, body, out).map_err(InspectError::Output)?;
+                write_job(job, body, out).map_err(BinlogError::of_output)?;
             }
         }
         Ok(())
@@ -368,15 +351,5 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     match str::from_utf8(body) {
         Ok(text) => writeln!(out, "\"body\":\"{}\"}}", JsonText(text)),
         Err(_) => writeln!(out, "\"body_base64\":\"{}\"}}", Base64Display::new(body, &STANDARD)),
-    }
-}
-
-impl fmt::Display for InspectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            InspectError::List(error) => write!(f, "cannot list the directory: {error}"),
-            InspectError::Read(error) => error.fmt(f),
-            InspectError::Output(error) => write!(f, "cannot write the output: {error}"),
-        }
     }
 }

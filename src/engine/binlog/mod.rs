@@ -19,6 +19,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`disk`] | the trait for files in a directory |
+//! | [`error`] | why a binlog cannot be used |
 //! | [`record`] | one record to and from bytes |
 //! | [`reader`] | reads one file, however damaged it is |
 //! | [`history`] | what the records of all files mean together |
@@ -36,6 +37,7 @@
 mod compaction;
 pub mod copy;
 pub mod disk;
+pub mod error;
 pub mod files;
 pub mod gaps;
 pub mod history;
@@ -53,11 +55,11 @@ use super::limits::Limits;
 use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber};
+use error::{BinlogError, Step};
 use files::{Entry, File, Files, SHORT};
 use record::{Content, Decision, Fields, FlushKind, KeyRecord, RecordState};
 use space::Space;
 use std::collections::TryReserveError;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use syncing::SyncState;
@@ -69,7 +71,7 @@ pub struct Binlog {
     /// Other modules only let it read, and ask for its figures.
     pub disk: Box<dyn Disk>,
     /// The first error of the disk: after it nothing is changed.
-    failure: Option<IoFailed>,
+    failure: Option<BinlogError>,
     policy: Policy,
     /// Other modules only read the table.
     pub files: Files,
@@ -151,20 +153,6 @@ pub struct FullRecords<'r> {
     pub body: &'r [u8],
 }
 
-/// Why a binlog cannot begin.
-#[derive(Debug)]
-pub enum BeginError {
-    /// No file can be created.
-    NoFile(io::Error),
-    /// A write or a sync has failed. The kernel reports that once, so the next start would not
-    /// notice it.
-    Failed(IoFailed),
-}
-
-/// The first error of the disk. Records may be lost.
-#[derive(Clone, Debug)]
-pub struct IoFailed(String);
-
 /// Why a record cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSpace {
@@ -186,10 +174,11 @@ impl Binlog {
         files: Files,
         resume: Resume,
         now: Nanos,
-    ) -> Result<Binlog, BeginError> {
+    ) -> Result<Binlog, BinlogError> {
         let mut batch = Vec::new();
         let reserved = batch.try_reserve_exact(writer::longest_batch(&policy.limits));
-        reserved.map_err(|_| BeginError::NoFile(io::ErrorKind::OutOfMemory.into()))?;
+        let no_file = |error| BinlogError::new(Step::Begin, "cannot create a file", error);
+        reserved.map_err(|error| no_file(io::Error::from(error)))?;
         // A hash with random keys.
         let random = RandomState::new().hash_one(());
         let mut binlog = Binlog {
@@ -211,8 +200,8 @@ impl Binlog {
         };
         let begun = binlog.begin_files();
         // A disk that has failed creates no file either.
-        binlog.status().map_err(BeginError::Failed)?;
-        begun.map_err(BeginError::NoFile)?;
+        binlog.status()?;
+        begun.map_err(no_file)?;
         Ok(binlog)
     }
 
@@ -356,7 +345,7 @@ impl Binlog {
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies
     /// of the iteration may leave only after it returns `Ok`, and with a remote disk when
     /// [`Disk::progress`] is complete.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    pub fn commit(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.status()?;
         self.now = self.now.max(now);
         self.space.has_failed_to_grow = false;
@@ -385,7 +374,7 @@ impl Binlog {
     }
 
     /// Syncs all records and frees the space that is not used. Nothing may be recorded after it.
-    pub fn close(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    pub fn close(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.remove_all(now)?;
         self.remove_all_prepared();
         self.truncate(self.files.current);
@@ -396,7 +385,7 @@ impl Binlog {
     }
 
     /// Removes all files without jobs, and renames damaged ones.
-    pub fn remove_all(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    pub fn remove_all(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.commit(now)?;
         self.sync();
         self.remove_all_free();
@@ -458,11 +447,5 @@ impl Binlog {
 impl From<TryReserveError> for NoSpace {
     fn from(_: TryReserveError) -> NoSpace {
         NoSpace::Memory
-    }
-}
-
-impl fmt::Display for IoFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }

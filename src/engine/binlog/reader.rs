@@ -9,13 +9,12 @@
 //! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
+use super::error::BinlogError;
 use super::record::{
     self, Content, Corruption, FILE_HEAD_LEN, FileHeader, Head, Layout, VERSION_LEN,
 };
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 
@@ -84,13 +83,6 @@ pub struct Damage {
     pub is_full: bool,
 }
 
-/// Why a file cannot be read.
-#[derive(Debug)]
-pub struct ReadError {
-    file: FileNumber,
-    error: io::Error,
-}
-
 /// Bytes that are no intact record. Only those whose cause is [`Corruption::ZEROS`] may be free space.
 struct Broken {
     cause: Corruption,
@@ -114,8 +106,8 @@ const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
 
 impl<'d> Reader<'d> {
     /// Opens a file and reads its head.
-    pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Reader<'d>, ReadError> {
-        let size = disk.size(number).map_err(|error| ReadError::io(number, error))?;
+    pub fn open(disk: &'d mut dyn Disk, number: FileNumber) -> Result<Reader<'d>, BinlogError> {
+        let size = disk.size(number).map_err(|error| BinlogError::of_read(number, error))?;
         let mut reader = Reader {
             disk,
             number,
@@ -133,7 +125,7 @@ impl<'d> Reader<'d> {
         Ok(reader)
     }
 
-    fn read_head(&mut self) -> Result<(), ReadError> {
+    fn read_head(&mut self) -> Result<(), BinlogError> {
         let head = self.bytes_at(0, FILE_HEAD_LEN)?;
         let Some((&version, rest)) = head.split_first_chunk::<VERSION_LEN>() else {
             self.layout = Layout::V7;
@@ -159,7 +151,10 @@ impl<'d> Reader<'d> {
             // is intact nevertheless.
             (FileHeader::Blank | FileHeader::None, None) if number == 0 => (ours, 0, None),
             (FileHeader::None, None) if NEWER_VERSIONS.contains(&number) => {
-                return Err(ReadError::newer(self.number, number));
+                let why =
+                    format!("it has version {number}, and this server reads versions 5 and 7");
+                let error = io::Error::new(io::ErrorKind::Unsupported, why);
+                return Err(BinlogError::of_read(self.number, error));
             }
             (FileHeader::Blank | FileHeader::None, None) => {
                 (Layout::V7, self.size, Some((0, self.size, unknown)))
@@ -177,7 +172,7 @@ impl<'d> Reader<'d> {
     }
 
     /// Returns the next part of the file. After the end it returns the end again.
-    pub fn next_item(&mut self) -> Result<Item<'_>, ReadError> {
+    pub fn next_item(&mut self) -> Result<Item<'_>, BinlogError> {
         if let Some(damage) = self.head_damage.take() {
             return Ok(Item::Damage(damage));
         }
@@ -214,7 +209,7 @@ impl<'d> Reader<'d> {
 
     /// Returns the offset from which to search the next intact record, after a damaged one at
     /// `offset` that ends at `next` by its own length.
-    fn search_start(&mut self, offset: u64, next: Option<u64>) -> Result<u64, ReadError> {
+    fn search_start(&mut self, offset: u64, next: Option<u64>) -> Result<u64, BinlogError> {
         // Its length may be damaged. Bytes of its body cannot be mistaken for a record if the nonce
         // of the file is known. In other files a client may have put a record into a body.
         let Some(next) = next.filter(|_| self.nonce.is_none()) else { return Ok(offset + 1) };
@@ -229,7 +224,7 @@ impl<'d> Reader<'d> {
     }
 
     /// Parses the record at `offset`.
-    fn parse(&mut self, offset: u64) -> Result<Result<Head, Broken>, ReadError> {
+    fn parse(&mut self, offset: u64) -> Result<Result<Head, Broken>, BinlogError> {
         let (layout, size) = (self.layout, self.size);
         let bytes = self.bytes_at(offset, Layout::LONGEST_HEAD)?;
         let head = match layout.read(bytes) {
@@ -274,7 +269,7 @@ impl<'d> Reader<'d> {
     }
 
     /// Returns the offset of the next intact record, from `offset` on.
-    fn search(&mut self, mut offset: u64) -> Result<Option<u64>, ReadError> {
+    fn search(&mut self, mut offset: u64) -> Result<Option<u64>, BinlogError> {
         while offset < self.size && self.search_left > 0 {
             self.search_left -= 1;
             let layout = self.layout;
@@ -311,7 +306,7 @@ impl<'d> Reader<'d> {
 
     /// Returns the offset at which a record may begin after the zeros from `offset` on, or `None` if
     /// the rest of the file is zeros.
-    fn end_of_zeros(&mut self, offset: u64) -> Result<Option<u64>, ReadError> {
+    fn end_of_zeros(&mut self, offset: u64) -> Result<Option<u64>, BinlogError> {
         let mut at = offset;
         loop {
             let bytes = self.bytes_at(at, WINDOW_LEN)?;
@@ -326,7 +321,7 @@ impl<'d> Reader<'d> {
     }
 
     /// Returns `len` bytes from `offset` on, or fewer at the end of the file.
-    fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadError> {
+    fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8], BinlogError> {
         let file = self.number;
         let len = len.min(usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX));
         let start = usize::try_from(offset.wrapping_sub(self.window_at)).unwrap_or(usize::MAX);
@@ -337,43 +332,12 @@ impl<'d> Reader<'d> {
         let window_len = len.max(WINDOW_LEN);
         let missing = window_len.saturating_sub(self.window.len());
         headroom::leave(Headroom::Quarter, || self.window.try_reserve_exact(missing))
-            .map_err(|error| ReadError::no_memory(file, error))?;
+            .map_err(|error| BinlogError::of_read(file, io::Error::from(error)))?;
         self.window.resize(window_len, 0);
         let read = self.disk.read(file, offset, &mut self.window);
-        let read = read.map_err(|error| ReadError::io(file, error))?;
+        let read = read.map_err(|error| BinlogError::of_read(file, error))?;
         self.window.truncate(read);
         self.window_at = offset;
         Ok(&self.window[..len.min(read)])
-    }
-}
-
-impl ReadError {
-    pub fn io(file: FileNumber, error: io::Error) -> ReadError {
-        ReadError { file, error }
-    }
-
-    pub fn no_memory(file: FileNumber, error: TryReserveError) -> ReadError {
-        ReadError { file, error: io::Error::new(io::ErrorKind::OutOfMemory, error) }
-    }
-
-    fn newer(file: FileNumber, version: i32) -> ReadError {
-        let why = format!("it has version {version}, and this server reads versions 5 and 7");
-        ReadError { file, error: io::Error::new(io::ErrorKind::Unsupported, why) }
-    }
-
-    /// Returns whether a newer server has written the file.
-    pub fn is_newer(&self) -> bool {
-        self.error.kind() == io::ErrorKind::Unsupported
-    }
-
-    /// Returns whether the file was removed.
-    pub fn is_gone(&self) -> bool {
-        self.error.kind() == io::ErrorKind::NotFound
-    }
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot read binlog.{}: {}", self.file, self.error)
     }
 }

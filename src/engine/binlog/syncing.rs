@@ -16,9 +16,10 @@
 //! The disk frees the space of removed files step by step, one step an iteration, because freeing
 //! a large file at once takes milliseconds.
 
-use super::disk::{FileNumber, SyncError};
+use super::Binlog;
+use super::disk::FileNumber;
+use super::error::{BinlogError, Step};
 use super::files::{BLOCK, File};
-use super::{Binlog, IoFailed};
 use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
@@ -88,7 +89,7 @@ impl Binlog {
     // ---- Errors ----
 
     /// Returns the first error of the disk, if there was one.
-    pub(super) fn status(&self) -> Result<(), IoFailed> {
+    pub(super) fn status(&self) -> Result<(), BinlogError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -99,7 +100,7 @@ impl Binlog {
     /// Keeps the error of `done`, if it is the first; `what` describes what was tried.
     pub(super) fn keep_error(&mut self, done: io::Result<()>, what: impl FnOnce() -> String) {
         if let Err(error) = done {
-            self.failure.get_or_insert_with(|| IoFailed(format!("{}: {error}", what())));
+            self.failure.get_or_insert_with(|| BinlogError::new(Step::Write, what(), error));
         }
     }
 
@@ -177,11 +178,8 @@ impl Binlog {
         }
         let Some(result) = self.disk.finished_sync(must_wait) else { return };
         self.sync.ended = self.sync.begun;
-        if let Err(SyncError { file, error }) = result {
-            self.keep_error(Err(error), || match file {
-                Some(number) => format!("cannot sync binlog.{number}"),
-                None => "cannot sync the directory".to_owned(),
-            });
+        if let Err(failure) = result {
+            self.failure.get_or_insert(failure);
         }
     }
 

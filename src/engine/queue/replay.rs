@@ -15,22 +15,21 @@ use super::Queue;
 use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
+use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
-use crate::engine::binlog::reader::{Damage, ReadError, Record};
+use crate::engine::binlog::reader::{Damage, Record};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
     self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, KEY_ID, Mark, RecordState,
 };
-use crate::engine::binlog::{BeginError, Binlog, IoFailed, Policy, Resume};
+use crate::engine::binlog::{Binlog, Policy, Resume};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
-use std::fmt;
-use std::io;
 
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,21 +42,6 @@ pub struct Recovered {
     pub used_bytes: u64,
     /// The highest id that was given to a job.
     pub last_id: u64,
-}
-
-/// Why the queue cannot be rebuilt.
-#[derive(Debug)]
-pub enum ReplayError {
-    /// The directory cannot be listed.
-    List(io::Error),
-    /// A file cannot be read.
-    Read(ReadError),
-    /// There is too little memory for all jobs.
-    NoMemory(TryReserveError),
-    /// No new file can be created.
-    Begin(io::Error),
-    /// A write or a sync has failed.
-    Failed(IoFailed),
 }
 
 /// A queue that is being rebuilt, file by file.
@@ -119,8 +103,10 @@ impl Queue {
         &mut self,
         mut disk: Box<dyn Disk>,
         policy: Policy,
-    ) -> Result<Replay<'_>, ReplayError> {
-        let numbers = disk.list().map_err(ReplayError::List)?;
+    ) -> Result<Replay<'_>, BinlogError> {
+        let listed = disk.list();
+        let numbers =
+            listed.map_err(|error| BinlogError::new(Step::Read, "cannot list it", error))?;
         let state = ReplayState {
             queue: self,
             files: Files::default(),
@@ -166,7 +152,7 @@ impl Queue {
         self.rewrite(&to_rewrite);
     }
 
-    fn quarantine_damaged_files(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    fn quarantine_damaged_files(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.empty_damaged_files();
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
@@ -186,7 +172,7 @@ impl Replay<'_> {
     }
 
     /// Reads the next file, if there is one. After an error the replay cannot continue.
-    pub fn read_file(&mut self) -> Result<(), ReplayError> {
+    pub fn read_file(&mut self) -> Result<(), BinlogError> {
         let Some(number) = self.next_file() else { return Ok(()) };
         let state = &mut self.state;
         self.history.read_file(&mut *self.disk, number, |event| state.visit(number, event))?;
@@ -200,7 +186,7 @@ impl Replay<'_> {
 
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
-    pub fn finish(self, now: Nanos) -> Result<Recovered, ReplayError> {
+    pub fn finish(self, now: Nanos) -> Result<Recovered, BinlogError> {
         let Replay { disk, policy, numbers, files_read, history, mut state } = self;
         for (before, after) in history.gaps.lost(&numbers) {
             error!(
@@ -237,18 +223,15 @@ impl Replay<'_> {
         queue.last_id = history.last_id;
         let resume = Resume { id: history.last_id, buried_at };
         let binlog = Binlog::begin(disk, policy, files, resume, now);
-        queue.binlog = Some(binlog.map_err(|error| match error {
-            BeginError::NoFile(error) => ReplayError::Begin(error),
-            BeginError::Failed(failure) => ReplayError::Failed(failure),
-        })?);
+        queue.binlog = Some(binlog?);
         queue.finish_jobs(flushed, held, to_rewrite, now);
-        queue.quarantine_damaged_files(now).map_err(ReplayError::Failed)?;
+        queue.quarantine_damaged_files(now)?;
         Ok(recovered)
     }
 }
 
 impl ReplayState<'_> {
-    fn visit(&mut self, number: FileNumber, event: Event<'_>) -> Result<(), ReplayError> {
+    fn visit(&mut self, number: FileNumber, event: Event<'_>) -> Result<(), BinlogError> {
         match event {
             Event::Opened { size, layout, nonce } => {
                 self.files.try_reserve_file()?;
@@ -484,34 +467,5 @@ impl LastState {
     /// Returns whether the job is buried, and no worker had reserved it.
     fn is_buried(self) -> bool {
         self.state == RecordState::Buried && !self.is_held
-    }
-}
-
-impl From<ReadError> for ReplayError {
-    fn from(error: ReadError) -> ReplayError {
-        ReplayError::Read(error)
-    }
-}
-
-impl From<TryReserveError> for ReplayError {
-    fn from(error: TryReserveError) -> ReplayError {
-        ReplayError::NoMemory(error)
-    }
-}
-
-impl fmt::Display for ReplayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReplayError::List(error) => write!(f, "cannot list it: {error}"),
-            ReplayError::Read(error) if error.is_newer() => {
-                write!(f, "{error}; start the newer server that wrote it, or move the files away")
-            }
-            ReplayError::Read(error) => {
-                write!(f, "{error}; make it readable, or move it away to start without its jobs")
-            }
-            ReplayError::NoMemory(error) => write!(f, "too little memory for its jobs: {error}"),
-            ReplayError::Begin(error) => write!(f, "cannot create a file: {error}"),
-            ReplayError::Failed(failure) => write!(f, "{failure}"),
-        }
     }
 }

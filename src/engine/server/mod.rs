@@ -34,7 +34,8 @@ mod sending;
 pub use link::Readiness;
 
 use crate::engine::binlog::disk::{Disk, Progress};
-use crate::engine::binlog::{Binlog, IoFailed, Policy, Syncing, record};
+use crate::engine::binlog::error::BinlogError;
+use crate::engine::binlog::{Binlog, Policy, Syncing, record};
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::{Activity, Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
@@ -46,7 +47,7 @@ use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::body::Bodies;
 use crate::engine::queue::client::{Client, Leaving};
 use crate::engine::queue::flush::FlushStep;
-use crate::engine::queue::replay::{Replay, ReplayError};
+use crate::engine::queue::replay::Replay;
 use crate::engine::queue::{Totals, WaitResult};
 use crate::engine::store::{Settings, Store};
 use crate::engine::time::{ClockOffset, Nanos};
@@ -147,7 +148,7 @@ impl<S> Server<S> {
         &mut self,
         disk: Box<dyn Disk>,
         syncing: Syncing,
-    ) -> Result<Replay<'_>, ReplayError> {
+    ) -> Result<Replay<'_>, BinlogError> {
         let Store { queue, settings, .. } = &mut self.store;
         let policy = Policy {
             file_size: settings.binlog_file_size,
@@ -430,7 +431,7 @@ impl<S> Server<S> {
     /// output may be sent, and the server must exit.
     ///
     /// A remote disk acknowledges the records later. Until then the output of the iteration is held back.
-    pub fn commit(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    pub fn commit(&mut self, now: Nanos) -> Result<(), BinlogError> {
         if let Some(binlog) = &mut self.store.queue.binlog {
             binlog.commit(now)?;
             self.note_progress();
@@ -473,7 +474,7 @@ impl<S> Server<S> {
     }
 
     /// Writes and syncs all records before the server exits; does not sync with `-F`.
-    pub fn stop(&mut self, now: Nanos) -> Result<(), IoFailed> {
+    pub fn stop(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.is_stopping = true;
         self.store.advance(now);
         let _ = self.store.queue.work.give_all();

@@ -1,0 +1,84 @@
+//! Why a binlog cannot be used: one type from the disk to the exit code.
+
+use super::disk::FileNumber;
+use std::collections::TryReserveError;
+use std::fmt;
+use std::io;
+
+/// Why a binlog cannot be read or written.
+#[derive(Clone, Debug)]
+pub struct BinlogError {
+    /// When it happened.
+    pub step: Step,
+    /// The kind of the error of the disk.
+    pub kind: io::ErrorKind,
+    /// Its number, if it is one of the system.
+    pub os_error: Option<i32>,
+    /// What was tried, such as `cannot read binlog.3`, and the error.
+    text: String,
+}
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Files are listed and read into memory.
+    Read,
+    /// The first file of a start is created.
+    Begin,
+    /// Files are written and synced. The kernel reports such a failure once, and records may be lost.
+    Write,
+    /// The output of the program is written.
+    Output,
+}
+
+impl BinlogError {
+    /// Returns an error.
+    pub fn new(step: Step, what: impl fmt::Display, error: io::Error) -> BinlogError {
+        let text = format!("{what}: {error}");
+        BinlogError { step, kind: error.kind(), os_error: error.raw_os_error(), text }
+    }
+
+    /// Returns the failure to read a file.
+    pub fn of_read(file: FileNumber, error: io::Error) -> BinlogError {
+        BinlogError::new(Step::Read, format!("cannot read binlog.{file}"), error)
+    }
+
+    /// Returns the failure to sync a file, or the names of files.
+    pub fn of_sync(file: Option<FileNumber>, error: io::Error) -> BinlogError {
+        let what = file.map_or("the directory".to_owned(), |file| format!("binlog.{file}"));
+        BinlogError::new(Step::Write, format!("cannot sync {what}"), error)
+    }
+
+    /// Returns the failure to print.
+    pub fn of_output(error: io::Error) -> BinlogError {
+        BinlogError::new(Step::Output, "cannot write the output", error)
+    }
+
+    /// Returns whether the first file of a start could not be created.
+    pub fn is_begin(&self) -> bool {
+        self.step == Step::Begin
+    }
+
+    /// Returns whether a newer server has written the file.
+    pub fn is_newer(&self) -> bool {
+        self.kind == io::ErrorKind::Unsupported
+    }
+
+    /// Returns whether the file was removed.
+    pub fn is_gone(&self) -> bool {
+        self.kind == io::ErrorKind::NotFound
+    }
+}
+
+impl From<TryReserveError> for BinlogError {
+    fn from(error: TryReserveError) -> BinlogError {
+        let error = io::Error::new(io::ErrorKind::OutOfMemory, error);
+        BinlogError::new(Step::Read, "too little memory for its jobs", error)
+    }
+}
+
+impl fmt::Display for BinlogError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
