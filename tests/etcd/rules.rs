@@ -334,6 +334,28 @@ fn rule_6_a_removed_file_does_not_come_back() {
     }
 }
 
+#[test]
+fn rule_6_a_damaged_file_is_set_aside_by_few_requests() {
+    let mut cluster = single();
+    for _ in 0..199 {
+        cluster.store(0, b"small");
+    }
+    cluster.put_into_next_file(0, b"next");
+    cluster.settle();
+    let sent = cluster.world().count(Kind::Write);
+    cluster.set_oldest_aside(0);
+    let took_ms = cluster.settle();
+    assert!(took_ms < 200, "replies have waited for {took_ms} ms");
+    let sent = cluster.world().count(Kind::Write) - sent;
+    assert!(sent < 10, "{sent} transactions for a file of 200 chunks");
+    for chunk in [1, 2, 64, 65, 200] {
+        let key = format!("/jobs/damaged/00000001/{chunk:016x}");
+        assert!(cluster.world().store.get(&key).is_some(), "{key} is missing");
+    }
+    restart(&mut cluster);
+    assert_eq!(cluster.found().keys().collect::<Vec<_>>(), [&2]);
+}
+
 // ---- Rules 7 to 12 ----
 
 #[test]

@@ -105,6 +105,7 @@ struct Term {
 enum Change {
     Append(FileNumber, Vec<u8>),
     Remove(FileNumber),
+    SetAside(FileNumber),
     Cut(FileNumber, usize),
 }
 
@@ -354,6 +355,12 @@ impl Cluster {
         }
     }
 
+    /// Sets the oldest file aside.
+    pub fn set_oldest_aside(&mut self, index: usize) {
+        let oldest = self.term(index).files.keys().next().copied().expect("there is a file");
+        self.change(index, Change::SetAside(oldest));
+    }
+
     /// The leader makes a change.
     fn change(&mut self, index: usize, change: Change) {
         let server = self.servers[index].as_mut().expect("it runs");
@@ -369,6 +376,7 @@ impl Cluster {
                 disk.write(*file, len as u64, record)
             }
             Change::Remove(file) => disk.remove(*file),
+            Change::SetAside(file) => disk.quarantine(*file).map(drop),
             Change::Cut(file, size) => disk.truncate(*file, *size as u64),
         };
         made.expect("it is queued");
@@ -568,7 +576,7 @@ impl Change {
             Change::Append(file, record) => {
                 files.entry(*file).or_insert_with(|| HEAD.to_vec()).extend(record);
             }
-            Change::Remove(file) => drop(files.remove(file)),
+            Change::Remove(file) | Change::SetAside(file) => drop(files.remove(file)),
             Change::Cut(file, size) => {
                 files.entry(*file).and_modify(|bytes| bytes.truncate(*size));
             }

@@ -47,6 +47,8 @@ const PAGE_BYTES: usize = 4 * 1024 * 1024;
 const LONGEST_PAGE_LEN: i64 = 512;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
+/// At most this many chunks are copied at once: etcd allows 128 changes in a transaction.
+const MOST_COPIED: i64 = 64;
 /// With shorter chunks etcd would store little but keys.
 const SHORTEST_CHUNK: usize = 4 * 1024;
 
@@ -338,16 +340,29 @@ impl Log {
         Ok(true)
     }
 
+    /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile.
     async fn copy_aside(&mut self, number: FileNumber) -> Result<(), Failure> {
         let Some(&File { first, end, .. }) = self.files.get(&number) else { return Ok(()) };
-        for chunk in first..end {
-            let Some(pair) = self.member.nodes.get(self.member.keys.chunk(chunk)).await?.0 else {
+        let mut next = first;
+        loop {
+            let keys = &self.member.keys;
+            let (key, end) = (keys.chunk(next), Some(keys.chunk(end)));
+            let range = Range { key, end, limit: MOST_COPIED, ..Range::default() };
+            let (mut puts, mut len) = (Vec::new(), 0);
+            for pair in self.page(range).await? {
+                len += pair.value.len();
+                if len > self.chunk_max && !puts.is_empty() {
+                    break;
+                }
+                let key = self.member.keys.damaged_chunk(number, next);
+                puts.push(Op::put(key, pair.value));
+                next += 1;
+            }
+            if puts.is_empty() {
                 return Ok(());
-            };
-            let put = Op::put(self.member.keys.damaged_chunk(number, chunk), pair.value);
-            self.transact(Vec::new(), vec![put]).await?;
+            }
+            self.transact(Vec::new(), puts).await?;
         }
-        Ok(())
     }
 
     /// Returns the condition of a change to the newest file, whose number or bytes may be used again: a
