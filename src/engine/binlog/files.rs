@@ -131,6 +131,11 @@ const _: () = assert!(size_of::<Option<Entry>>() == 20, "a slot for an entry has
 pub const FAR_OFFSET: u32 = u32::MAX;
 
 impl Entry {
+    fn new((file, offset): (FileNumber, u64), len: u64, is_keeping: bool) -> Entry {
+        let len = record_len(len) | if is_keeping { KEEPS_KEY } else { 0 };
+        Entry { file: file_number(file), offset: record_offset(offset), len, links: Links::LOOSE }
+    }
+
     /// Returns the number of the file to which it belongs.
     pub fn file(&self) -> FileNumber {
         self.file.get()
@@ -393,13 +398,6 @@ impl Files {
         }
     }
 
-    fn entry_mut(&mut self, owner: Owner) -> &mut Entry {
-        match owner {
-            Owner::Job(job) => &mut self.jobs[job],
-            Owner::KeptKey(kept) => &mut self.kept[kept],
-        }
-    }
-
     /// Returns all jobs, in the order of their files.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> + '_ {
         self.list.iter().flat_map(|file| file.jobs.iter(&self.jobs)).map(JobKey::from_number)
@@ -438,20 +436,8 @@ impl Files {
 
     /// Adds a job or kept key whose record, of `len` bytes with that of its key, is in this file at `offset`.
     /// The key of a job is kept after its delete if it `is_keeping`. Call [`Files::try_reserve`] before.
-    pub fn add(
-        &mut self,
-        owner: Owner,
-        (file, offset): (FileNumber, u64),
-        len: u64,
-        is_keeping: bool,
-    ) {
-        self.keeping_jobs += u64::from(is_keeping);
-        let entry = Entry {
-            file: file_number(file),
-            offset: record_offset(offset),
-            len: record_len(len) | if is_keeping { KEEPS_KEY } else { 0 },
-            links: Links::LOOSE,
-        };
+    pub fn add(&mut self, owner: Owner, place: (FileNumber, u64), len: u64, is_keeping: bool) {
+        let entry = Entry::new(place, len, is_keeping);
         let added = match owner {
             Owner::Job(job) => self.jobs.try_insert(job, entry),
             Owner::KeptKey(kept) => self.kept.try_insert(kept, entry),
@@ -462,25 +448,27 @@ impl Files {
 
     /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
     /// of its key, or that a kept key has a new record there.
-    pub fn move_to(&mut self, owner: Owner, (file, offset): (FileNumber, u64), len: u64) {
+    pub fn move_to(&mut self, owner: Owner, place: (FileNumber, u64), len: u64) {
         self.supersede(owner);
-        self.detach(owner);
-        let entry = self.entry_mut(owner);
-        entry.file = file_number(file);
-        entry.offset = record_offset(offset);
-        entry.len = record_len(len) | (entry.len & KEEPS_KEY);
-        self.attach(owner);
+        let is_keeping = self.entry(owner).keeps_key();
+        self.replace(owner, Entry::new(place, len, is_keeping));
     }
 
     /// Notes that a job has a key, which will be kept after its delete or not, or no key, and the length of its
     /// records together.
     pub fn set_key(&mut self, key: JobKey, len: u64, is_keeping: bool) {
-        self.detach(Owner::Job(key));
-        let entry = &mut self.jobs[key];
-        self.keeping_jobs -= u64::from(entry.keeps_key());
-        self.keeping_jobs += u64::from(is_keeping);
-        entry.len = record_len(len) | if is_keeping { KEEPS_KEY } else { 0 };
-        self.attach(Owner::Job(key));
+        let Entry { file, offset, .. } = self.jobs[key];
+        let place = (file.get(), offset.into());
+        self.replace(Owner::Job(key), Entry::new(place, len, is_keeping));
+    }
+
+    fn replace(&mut self, owner: Owner, entry: Entry) {
+        self.detach(owner);
+        match owner {
+            Owner::Job(job) => self.jobs[job] = entry,
+            Owner::KeptKey(kept) => self.kept[kept] = entry,
+        }
+        self.attach(owner);
     }
 
     /// Removes a job or a kept key and returns its entry.
@@ -493,9 +481,7 @@ impl Files {
             }
             Owner::KeptKey(kept) => self.kept.remove(kept),
         };
-        let entry = removed.expect("it was just detached");
-        self.keeping_jobs -= u64::from(entry.keeps_key());
-        entry
+        removed.expect("it was just detached")
     }
 
     /// Notes that a record of the current file supersedes one of a job or a kept key.
@@ -512,6 +498,7 @@ impl Files {
     fn attach(&mut self, owner: Owner) {
         let entry = self.entry(owner);
         let (number, len) = (entry.file(), entry.live_bytes());
+        self.keeping_jobs += u64::from(entry.keeps_key());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
         match owner {
@@ -525,6 +512,7 @@ impl Files {
     fn detach(&mut self, owner: Owner) {
         let entry = self.entry(owner);
         let (number, len) = (entry.file(), entry.live_bytes());
+        self.keeping_jobs -= u64::from(entry.keeps_key());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
         match owner {

@@ -348,7 +348,7 @@ impl Binlog {
     pub fn commit(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.status()?;
         self.now = self.now.max(now);
-        self.space.has_failed_to_grow = false;
+        self.space.refusal.iter_mut().for_each(|refusal| refusal.is_new = false);
         if self.drained_due().is_some_and(|due| due <= now) {
             self.rewind();
         }
@@ -362,7 +362,7 @@ impl Binlog {
         self.files.count_free(self.sync.begun);
         // It waits until the space of earlier files is freed, unless the disk is full. Beyond the bound the commit
         // waits for the sync, so that files cannot be written faster than they are removed.
-        if self.space.is_full || !self.sync.is_truncating {
+        if self.is_full() || !self.sync.is_truncating {
             self.remove_some(self.is_within_bound());
         }
         self.remove_excess();

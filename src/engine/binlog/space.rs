@@ -32,15 +32,20 @@ pub struct Space {
     /// While files take more than `--binlog-limit`, as after a start with a lower one, they may take this many
     /// bytes: otherwise no job could be moved out of the files that must go.
     ceiling: u64,
-    /// The last attempt to take space failed, and no file was removed since.
-    pub is_full: bool,
-    /// An attempt to take space failed in this iteration.
-    pub has_failed_to_grow: bool,
+    /// The last attempt to take space, if that failed and no file was removed since: the disk is full.
+    pub refusal: Option<Refusal>,
     /// At the start there was too little space for the deletes of all jobs.
     began_short: bool,
-    /// The file for which there was no space last, and the error.
-    full_error: Option<(FileNumber, io::Error)>,
     log: RefusalLog,
+}
+
+/// An attempt to take space that failed.
+#[derive(Debug)]
+pub struct Refusal {
+    file: FileNumber,
+    error: io::Error,
+    /// It was made in this iteration: there is no other one before the next.
+    pub is_new: bool,
 }
 
 /// This many short records always fit, even on a full disk, so that the next start finds a block
@@ -271,20 +276,25 @@ impl Binlog {
         self.files.sums.disk_bytes - self.files.sums.free_bytes > self.bound()
     }
 
+    /// Returns whether the disk had no space when it was last asked, and no file was removed since.
+    pub(super) fn is_full(&self) -> bool {
+        self.space.refusal.is_some()
+    }
+
     /// Returns whether all files, with the free ones, are within the bound, and the disk is not full.
     pub(super) fn is_within_bound(&self) -> bool {
-        self.files.sums.disk_bytes <= self.bound() && !self.space.is_full
+        self.files.sums.disk_bytes <= self.bound() && !self.is_full()
     }
 
     /// Returns whether one more file would exceed the bound on all files, on a disk that is not full.
     fn is_at_bound(&self) -> bool {
-        !self.space.is_full && self.files.sums.disk_bytes + self.space.file_size > self.bound()
+        !self.is_full() && self.files.sums.disk_bytes + self.space.file_size > self.bound()
     }
 
     /// Returns whether the disk is full, or had no space for two more files when it was measured last.
     pub(super) fn is_nearly_full(&self) -> bool {
         let more = self.files.sums.disk_bytes.saturating_add(2 * self.space.file_size);
-        self.space.is_full || self.exceeds_limit() || more > self.space.capacity
+        self.is_full() || self.exceeds_limit() || more > self.space.capacity
     }
 
     /// Returns how many bytes all files may take.
@@ -305,7 +315,7 @@ impl Binlog {
 
     /// Returns whether puts are refused for want of space.
     pub(super) fn refuses_puts(&self) -> bool {
-        self.refuses_all_puts() || (self.space.is_full && self.space.log.is_refusing())
+        self.refuses_all_puts() || (self.is_full() && self.space.log.is_refusing())
     }
 
     // ---- Reserving ----
@@ -408,7 +418,7 @@ impl Binlog {
 
     /// Takes space ahead of need. Returns `false` when there is none.
     fn prepare(&mut self) -> bool {
-        if self.space.has_failed_to_grow || self.has_failed() {
+        if self.space.refusal.as_ref().is_some_and(|it| it.is_new) || self.has_failed() {
             return false;
         }
         self.files.count_free(self.sync.begun);
@@ -417,13 +427,11 @@ impl Binlog {
             self.remove_some(false);
             grown = self.grow(self.min_piece());
         }
-        if let Err(error) = grown {
-            self.space.has_failed_to_grow = true;
-            self.note_full(self.files.last_number() + 1, error);
-            return false;
+        match grown {
+            Ok(()) => self.space.refusal = None,
+            Err(error) => self.note_full(self.files.last_number() + 1, error),
         }
-        self.space.is_full = false;
-        true
+        self.space.refusal.is_none() && !self.has_failed()
     }
 
     /// Returns the size of the smallest piece that is taken.
@@ -452,7 +460,7 @@ impl Binlog {
         take: fn(&mut Binlog, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         let whole = self.space.file_size;
-        if !self.space.is_full {
+        if !self.is_full() {
             match take(self, whole) {
                 Err(error) if least < whole && is_want_of_space(&error) => {}
                 done => return done,
@@ -523,13 +531,12 @@ impl Binlog {
 
     /// Notes that a file could not be created or lengthened. Unless that is for want of space, the
     /// disk fails.
-    fn note_full(&mut self, number: FileNumber, error: io::Error) {
+    fn note_full(&mut self, file: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
-            let what = || format!("cannot create or lengthen binlog.{number}");
+            let what = || format!("cannot create or lengthen binlog.{file}");
             return self.keep_error(Err(error), what);
         }
-        self.space.is_full = true;
-        self.space.full_error = Some((number, error));
+        self.space.refusal = Some(Refusal { file, error, is_new: true });
     }
 
     /// Logs that puts are refused for want of space, or accepted again.
@@ -538,7 +545,7 @@ impl Binlog {
             if self.space.log.accepted() {
                 warn!("there is space again: accepting puts");
             }
-        } else if let Some((number, error)) = &self.space.full_error
+        } else if let Some(Refusal { file, error, .. }) = &self.space.refusal
             && self.failure.is_none()
             && let Some(earlier) = self.space.log.refused(self.now)
         {
@@ -547,7 +554,7 @@ impl Binlog {
             } else {
                 format!(" (as {earlier} times since this was last logged)")
             };
-            warn!("no space for binlog.{number}: {error}; refusing puts until there is{times}");
+            warn!("no space for binlog.{file}: {error}; refusing puts until there is{times}");
         }
     }
 
@@ -633,7 +640,7 @@ impl Binlog {
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
             return Err(error);
         }
-        (self.space.is_full, self.sync.is_truncating) = (false, true);
+        (self.space.refusal, self.sync.is_truncating) = (None, true);
         self.files.remove_file(self.files.list.len() - 1);
         Ok(())
     }

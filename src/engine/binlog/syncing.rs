@@ -292,7 +292,7 @@ impl Binlog {
         debug!("binlog.{number}: removed");
         (self.sync.has_new_names, self.sync.is_truncating) = (true, true);
         self.sync.removed_at = self.sync.begun;
-        self.space.is_full = false;
+        self.space.refusal = None;
         self.files.remove_file(index);
         true
     }
