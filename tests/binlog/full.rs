@@ -177,6 +177,29 @@ fn a_start_does_not_exceed_a_limit_that_its_files_do_not_exceed() {
     assert!(starts > 10, "only {starts} starts");
 }
 
+/// The start keeps the limit, and leaves too little room for deletes. They go beyond it, and free more than that.
+#[test]
+fn deletes_work_after_a_start_with_a_limit_of_what_the_files_take() {
+    const JOBS: u64 = 300;
+    let options = Options::synced(1 << 20).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
+    for _ in 0..JOBS {
+        assert!(server.put("x".repeat(100)).is_some());
+    }
+    server.close();
+    let limit = disk.used_by_binlog();
+    let mut server = Instance::start(&disk, options.with_limit(limit), server.now);
+    assert_eq!(server.recovered.jobs, JOBS);
+    assert_eq!(disk.used_by_binlog(), limit);
+    for id in 1..=JOBS {
+        assert_eq!(server.put("x"), None, "a put before the delete of {id}");
+        server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
+    }
+    server.idle(100);
+    assert!(server.put("x").is_some());
+    assert!(disk.used_by_binlog() <= limit, "{}", disk.names());
+}
+
 #[test]
 fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
     let disk = FakeDisk::with_capacity(3 * 8192);

@@ -57,6 +57,8 @@ pub struct Simulation {
     syncs: Syncs,
     /// The crash that follows when the disk fails.
     crash_to_come: Option<Crash>,
+    /// The server was started on damaged files, and deletes may exceed the limit of the binlog.
+    may_exceed_limit: bool,
     /// The disk was limited, failed or damaged: the bound of its use does not hold.
     had_disk_faults: bool,
     /// Reads of bodies have failed: the server may wait until it tries one again.
@@ -144,6 +146,7 @@ impl Simulation {
             read_at: 0,
             syncs: Syncs::default(),
             crash_to_come: None,
+            may_exceed_limit: false,
             had_disk_faults: false,
             had_read_faults: false,
             iterations_of_flush: 0,

@@ -376,17 +376,28 @@ impl Binlog {
     }
 
     /// Reserves space for [`Binlog::delete`], and memory for a key that is kept. The space exists since the
-    /// put: only a server that was started on a full disk may lack it.
+    /// put: only a server may lack it that was started on a full disk, or on files that take as much as they may.
     pub fn reserve_delete(&mut self, kept: Option<KeptKey>) -> Result<(), NoSpace> {
         if let Some(kept) = kept {
             self.files.try_reserve(Owner::KeptKey(kept))?;
         }
         while self.room() < 1 + u64::from(kept.is_some()) {
-            if !self.prepare() {
+            if !self.prepare() && !self.prepare_beyond_limit() {
                 return Err(NoSpace::Space);
             }
         }
         self.ensure_fits(SHORT)
+    }
+
+    /// Takes space for a delete although the files take as much as they may: it frees more than that.
+    fn prepare_beyond_limit(&mut self) -> bool {
+        let Some(refusal) = &mut self.space.refusal else { return false };
+        // On a full disk another attempt would not help.
+        refusal.is_new = refusal.error.kind() != io::ErrorKind::QuotaExceeded;
+        let limit = std::mem::replace(&mut self.policy.max_bytes, u64::MAX);
+        let is_prepared = self.prepare();
+        self.policy.max_bytes = limit;
+        is_prepared
     }
 
     /// Takes space until `bytes` of moved records fit in newer files. Returns `false` if they cannot.

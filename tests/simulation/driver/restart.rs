@@ -153,9 +153,9 @@ impl Simulation {
         self.syncs =
             Syncs { begun: self.disk.counts().background_syncs.0, covered, ..Syncs::default() };
         model.may_refuse_updates = self.may_lack_space();
+        model.may_refuse_deletes = self.has_capacity();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
-        let is_short = self.setup.limit.is_some() && crash.flipped_bits > 0;
-        model.may_refuse_deletes = self.has_capacity() || is_short;
+        self.may_exceed_limit = crash.flipped_bits > 0;
         self.model = model;
         self.disk.hold_reads(self.setup.has_threads);
         Ok(())
