@@ -96,15 +96,6 @@ pub struct Binlog {
     records_written: u64,
 }
 
-/// The values that continue from one start of the server to the next.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Resume {
-    /// The highest id that was given out.
-    pub id: u64,
-    /// The moment of the last record of a buried job.
-    pub buried_at: Nanos,
-}
-
 /// The operator's choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
@@ -167,12 +158,13 @@ impl Binlog {
     pub const BYTES_PER_JOB: u64 = size_of::<Entry>() as u64;
 
     /// Returns a binlog with these files, which were just read, and a new current one with space
-    /// for the deletes of all jobs.
+    /// for the deletes of all jobs. The highest id and the last moment of a bury are those of all records.
     pub fn begin(
         disk: Box<dyn Disk>,
         policy: Policy,
         files: Files,
-        resume: Resume,
+        last_id: u64,
+        last_buried_at: Nanos,
         now: Nanos,
     ) -> Result<Binlog, BinlogError> {
         let mut batch = Vec::new();
@@ -192,8 +184,8 @@ impl Binlog {
             batch,
             has_exempt: false,
             nonce: u32::from_ne_bytes(*random.to_ne_bytes().first_chunk().expect("it is longer")),
-            last_id: resume.id,
-            last_buried_at: resume.buried_at,
+            last_id,
+            last_buried_at,
             now,
             recorded_at: now,
             records_written: 0,

@@ -625,8 +625,7 @@ impl FileHeader {
         if bytes.iter().all(|&byte| byte == 0) {
             return FileHeader::Blank;
         }
-        let last_id = u64::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + MOMENT_AT));
-        let nonce = u32::from_ne_bytes(array(bytes, NAME_LENGTH_LEN + NONCE_AT));
+        let Raw { moment: last_id, nonce, .. } = Raw::of_bytes(&bytes[NAME_LENGTH_LEN..]);
         let mut expected = Vec::with_capacity(SHORT_LEN);
         write(&mut expected, &Content::FileHeader(last_id), "", (&[], true), nonce);
         if expected == bytes {

@@ -23,7 +23,7 @@ use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
     self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, KEY_ID, Mark, RecordState,
 };
-use crate::engine::binlog::{Binlog, Policy, Resume};
+use crate::engine::binlog::{Binlog, Policy};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
@@ -221,8 +221,7 @@ impl Replay<'_> {
             );
         }
         queue.last_id = history.last_id;
-        let resume = Resume { id: history.last_id, buried_at };
-        let binlog = Binlog::begin(disk, policy, files, resume, now);
+        let binlog = Binlog::begin(disk, policy, files, history.last_id, buried_at, now);
         queue.binlog = Some(binlog?);
         queue.finish_jobs(flushed, held, to_rewrite, now);
         queue.quarantine_damaged_files(now)?;
