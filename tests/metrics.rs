@@ -451,6 +451,24 @@ fn invalid_requests_are_refused_and_only_the_first_is_answered() {
     assert!(response.ends_with(b"\r\n\r\nok\n") && http.is_done());
 }
 
+/// A slice ends after 16 KiB of text. Metrics without a sample have no text, and take time too.
+#[test]
+fn tubes_without_samples_are_passed_in_slices() {
+    let mut site = Site::new();
+    site.watch_tubes(10_000, 4);
+    let subject = Subject::Serving(&site.driver);
+    let mut http = Http::open(20_000, START);
+    http.receive(subject, "GET /metrics HTTP/1.0\r\n\r\n");
+    let (mut has_text, mut empty) = (false, 0);
+    while !http.is_done() {
+        let piece = http.next_piece(subject);
+        has_text |= piece.starts_with(b"# HELP");
+        empty += usize::from(has_text && piece.is_empty());
+    }
+    // No job was reserved or kicked, so four metrics have no samples.
+    assert!((36..=44).contains(&empty), "{empty} slices without text");
+}
+
 #[test]
 fn a_chunked_response_has_the_whole_page() {
     let mut site = Site::new();

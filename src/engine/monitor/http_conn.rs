@@ -224,12 +224,13 @@ impl<S: Stream> HttpConn<S> {
             if self.sent == self.response.len() {
                 self.response.clear();
                 self.sent = 0;
-                if matches!(self.phase, Phase::Sending) {
-                    self.phase = Phase::Lingering;
-                    self.deadline = now + LINGER_TIMEOUT;
-                    self.stream.end_output()?;
-                }
             }
+        }
+        // The last slice of a page may have no text.
+        if matches!(self.phase, Phase::Sending) && !self.has_output() {
+            self.phase = Phase::Lingering;
+            self.deadline = now + LINGER_TIMEOUT;
+            self.stream.end_output()?;
         }
         Ok(())
     }

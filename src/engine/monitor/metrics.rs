@@ -32,6 +32,7 @@ pub struct MetricsPage {
     tubes_max: usize,
     /// The number of connections, by [`Activity`].
     connections: [u64; Activity::ALL.len()],
+    /// In the order of the scan, from the last one to the first: turning a long list would take milliseconds.
     tubes: Vec<TubeStats>,
     /// The sum of all other tubes.
     rest: TubeStats,
@@ -50,8 +51,9 @@ enum Stage {
     TubeMetrics { metric: usize, tube: usize },
 }
 
-/// Counting a connection costs as much as scanning this many ready jobs.
+/// Counting a connection, and writing a metric of a tube, costs as much as scanning this many ready jobs.
 const CONNECTION_COST: usize = 8;
+const SAMPLES_COST: usize = 8;
 
 /// The name of the sum of the other tubes. A tube name has no space.
 const OTHER_TUBES: &str = "other tubes";
@@ -101,7 +103,6 @@ impl Page for MetricsPage {
                     }
                 });
                 if is_done {
-                    self.tubes.reverse();
                     if tubes.removed_count() != self.removed_before {
                         // Prometheus rejects a page with duplicates.
                         tube_scan::dedup(&mut self.tubes);
@@ -114,18 +115,27 @@ impl Page for MetricsPage {
                 let has_cache = view.queue.body_cache.limit.is_some();
                 let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
                 let rest = (self.rest_count > 0).then_some(&self.rest);
-                let count = self.tubes.len() + rest.iter().len();
-                let to = &mut Samples::of_server(text);
-                while to.text.len() < limits.metrics_per_page_slice_bytes && metric < metrics.len()
-                {
+                // Some metrics of a tube have no sample, and so no text.
+                for _ in 0..limits.jobs_per_page_slice.div_ceil(SAMPLES_COST) {
+                    if text.len() >= limits.metrics_per_page_slice_bytes || metric == metrics.len()
+                    {
+                        break;
+                    }
                     let (name, write) = metrics[metric];
-                    to.family = name;
+                    let mut to = Samples { text: &mut *text, family: name, tube: None };
                     if tube == 0 {
                         to.family(name);
                     }
-                    if let Some(stats) = self.tubes.iter().chain(rest).nth(tube) {
+                    // After its last sample a tube is freed: to free all at once would take milliseconds.
+                    let is_last = metric + 1 == metrics.len();
+                    let freed = if is_last { tube } else { 0 };
+                    let count = freed + self.tubes.len() + rest.iter().len();
+                    if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube - freed) {
                         to.tube = Some(&stats.name);
-                        write(stats, to);
+                        write(stats, &mut to);
+                    }
+                    if is_last {
+                        self.tubes.pop();
                     }
                     tube += 1;
                     if tube >= count {
