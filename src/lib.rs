@@ -69,7 +69,8 @@
 //!   and 64 KiB of lines. `--max-memory` bounds the sum.
 //! - A reply leaves only after its record is written, and synced if `-f 0` asks for that.
 //! - A record in an older binlog file never outlives the record that supersedes it.
-//! - `now` is a parameter. Only `os` reads clocks.
+//! - Only `os` reads clocks. The loop passes the time in, and the rules find it in one place, as they find the
+//!   work that is left to them.
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the map is for those who read the source")]
 

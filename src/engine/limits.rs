@@ -12,8 +12,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     // ---- Iterations ----
-    /// The budget of an iteration in units of work: about 1 ms. Below twice `most_due_work`, a tick can
-    /// use it up, and clients are served when less work is due.
+    /// The units of all visits in an iteration: about 1 ms.
     pub iteration_work: usize,
     /// The units of pipelined commands of all ready connections in an iteration, if each has more
     /// than `least_share_work`: about 16 us. So a client that sends one command at a time is hardly

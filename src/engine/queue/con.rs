@@ -189,6 +189,17 @@ impl Groups {
         self.in_tube(tube, epoch).next()
     }
 
+    /// Returns the best ready job with a group in a tube; of many groups, that of some.
+    fn best_in_tube(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
+        let first_from = |group: u64| {
+            let first = self.ready.range((tube, epoch, group, 0, 0, JobKey::default())..).next();
+            first.filter(|ready| (ready.0, ready.1) == (tube, epoch))
+        };
+        let next = |it: &&ReadyJob| it.2.checked_add(1).and_then(first_from);
+        let firsts = std::iter::successors(first_from(0), next).take(OFFERED_PER_STEP);
+        firsts.min_by_key(|it| (it.3, it.4)).map(|it| it.5)
+    }
+
     /// Returns the ready jobs with a group in a tube.
     fn in_tube(&self, tube: TubeKey, epoch: u8) -> impl Iterator<Item = JobKey> + '_ {
         let from = self.ready.range((tube, epoch, 0, 0, 0, JobKey::default())..);
@@ -355,13 +366,13 @@ impl Queue {
         true
     }
 
-    /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, one
-    /// of these.
+    /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, the
+    /// best of these.
     pub fn first_ready(&mut self, tube: TubeKey) -> Option<JobKey> {
         let _ = (0..OFFERED_PER_STEP).find(|_| !self.park_first(tube));
         let Tube { epoch, .. } = self.tubes[tube];
         let first = self.tubes[tube].first_ready(&self.jobs);
-        first.or_else(|| self.unique.groups.first_in_tube(tube, epoch))
+        first.or_else(|| self.unique.groups.best_in_tube(tube, epoch))
     }
 
     /// Returns the ready jobs of a tube that are not among [`Tube::ready`].

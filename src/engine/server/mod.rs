@@ -14,8 +14,7 @@
 //! waits of other connections: [`Server::deliver`] replies to them right after the visit. The commands
 //! that these sent after their `reserve` run in the next iteration, within their own shares.
 //!
-//! One iteration is bounded, whatever clients send. Work is counted in units of about 0.25 us, not
-//! timed, so that tests can assert it.
+//! One iteration is bounded, whatever clients send: each part of it has some [work](crate::engine::work).
 //!
 //! A [`TryReserveError`] means in all modules that there is no memory.
 //!

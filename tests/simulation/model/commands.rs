@@ -377,15 +377,12 @@ impl Model {
         }
     }
 
-    /// A blocked job is shown only if all are, and then any of them.
+    /// A blocked job is shown only if all are.
     fn peek_ready(&mut self, call: &Call<'_>) {
         let tube = Rc::clone(&self.clients[&call.by].used);
         let ready = self.in_order(|job| job.ready_in(&tube));
         let is_blocked = |id: &u64| self.find(*id).is_some_and(|job| self.is_blocked(job));
-        let seen = call.seen_number(b"FOUND ").map(|id| id as u64);
-        let first = ready.iter().find(|id| !is_blocked(id)).copied();
-        let first = first.or(seen.filter(|id| ready.contains(id))).or(ready.first().copied());
-        match first {
+        match ready.iter().find(|id| !is_blocked(id)).or(ready.first()).copied() {
             Some(id) => self.reply_job(call.by, "FOUND", id),
             None => self.reply(call.by, "NOT_FOUND"),
         }
