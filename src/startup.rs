@@ -161,8 +161,8 @@ fn serve(
     if let (Some(BinlogPlace::Directory(path)), Some(mut directory)) = (&options.binlog, directory)
     {
         if options.settings.body_cache_bytes.is_some() {
-            let waker = directory.start_threads().map_err(Failure::of_system("start a thread"))?;
-            waker.set(poller.waker().map_err(cannot_wait)?);
+            let waker = poller.waker().map_err(cannot_wait)?;
+            directory.start_threads(waker).map_err(Failure::of_system("start a thread"))?;
         }
         let disk = Box::new(directory);
         recover(&mut poller, &mut server, &path.display(), disk, options.fsync)?;

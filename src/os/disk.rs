@@ -2,7 +2,7 @@
 //!
 //! This module does not know the records, nor when files are created and removed.
 
-use super::disk_thread::{DiskThread, DiskWaker, FinishedSync, Home, Unsynced, read_record};
+use super::disk_thread::{DiskThread, FinishedSync, Home, Unsynced, read_record};
 use super::failure::{EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
 use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
@@ -10,6 +10,7 @@ use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
+use mio::Waker;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -167,18 +168,18 @@ impl Directory {
         }
     }
 
-    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`]. Returns a waker that the caller must
-    /// set: it wakes the event loop when a read or sync has ended.
-    pub fn start_threads(&mut self) -> io::Result<DiskWaker> {
-        let waker = DiskWaker::default();
+    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`], which wake the event loop when a read
+    /// or sync has ended.
+    pub fn start_threads(&mut self, waker: Waker) -> io::Result<()> {
+        let waker = Arc::new(waker);
         self.threads = Some(Threads {
             // A read may take any time.
-            reads: DiskThread::start("reads", waker.clone(), false)?,
-            syncs: DiskThread::start("syncs", waker.clone(), true)?,
+            reads: DiskThread::start("reads", Arc::clone(&waker), false)?,
+            syncs: DiskThread::start("syncs", waker, true)?,
             unfreed: Arc::default(),
         });
         self.reserve_fds();
-        Ok(waker)
+        Ok(())
     }
 
     /// Returns the file, open for reading or, if it `is_written`, for both. It may be a file of C beanstalkd, which
@@ -459,6 +460,11 @@ fn cannot(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Failure {
 mod tests {
     use super::*;
 
+    fn waker() -> Waker {
+        let poll = mio::Poll::new().unwrap();
+        Waker::new(poll.registry(), mio::Token(0)).unwrap()
+    }
+
     #[test]
     fn only_binlog_files_have_a_number() {
         assert_eq!(number_of("binlog.1"), Some(1));
@@ -543,7 +549,7 @@ mod tests {
         const SIZE: u64 = 20 << 20;
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads().unwrap();
+        directory.start_threads(waker()).unwrap();
         directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
         let backup = home.path().join("backup");
@@ -575,7 +581,7 @@ mod tests {
     fn reads_leave_the_descriptors_that_are_reserved_for_writing() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads().unwrap();
+        directory.start_threads(waker()).unwrap();
         let numbers = 1..=100;
         for number in numbers.clone() {
             directory.create(number, 1).unwrap();
@@ -605,7 +611,7 @@ mod tests {
     fn a_dropped_directory_has_no_open_files() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads().unwrap();
+        directory.start_threads(waker()).unwrap();
         for number in 1..=4 {
             directory.create(number, 16 << 20).unwrap();
             directory.remove(number).unwrap();

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once};
 use std::thread::{self, JoinHandle};
 
 /// A thread that waits for the disk. When this value is dropped, the thread ends after the task that it is
@@ -27,7 +27,8 @@ use std::thread::{self, JoinHandle};
 pub struct DiskThread<T> {
     tasks: Sender<Task>,
     results: (Sender<T>, Receiver<T>),
-    waker: DiskWaker,
+    /// Wakes the event loop when something was read or synced.
+    waker: Arc<Waker>,
     /// The number of tasks that have not ended.
     waiting: Arc<AtomicUsize>,
     must_end: Arc<AtomicBool>,
@@ -36,10 +37,6 @@ pub struct DiskThread<T> {
 }
 
 type Task = Box<dyn FnOnce() + Send>;
-
-/// Wakes the event loop when something was read or synced.
-#[derive(Clone, Debug, Default)]
-pub struct DiskWaker(Arc<OnceLock<Waker>>);
 
 /// A sync that has ended.
 #[derive(Debug)]
@@ -63,25 +60,9 @@ pub struct Home {
 /// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
 
-impl DiskWaker {
-    /// Sets what wakes the event loop, and wakes it: something may have ended before. Only the first call
-    /// has an effect.
-    pub fn set(&self, waker: Waker) {
-        let _ = self.0.set(waker);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        if let Some(waker) = self.0.get() {
-            // It fails only if the event loop is gone.
-            let _ = waker.wake();
-        }
-    }
-}
-
 impl<T: Send + 'static> DiskThread<T> {
     /// Starts the thread, with this name. When it is dropped, its task is waited for if `is_awaited`.
-    pub fn start(name: &str, waker: DiskWaker, is_awaited: bool) -> io::Result<DiskThread<T>> {
+    pub fn start(name: &str, waker: Arc<Waker>, is_awaited: bool) -> io::Result<DiskThread<T>> {
         let (tasks, to_do) = channel::<Task>();
         let must_end = Arc::<AtomicBool>::default();
         let is_over = Arc::clone(&must_end);
@@ -99,10 +80,11 @@ impl<T: Send + 'static> DiskThread<T> {
 
     /// Queues a task. [`DiskThread::finished`] returns its result.
     pub fn ask(&self, task: impl FnOnce() -> T + Send + 'static) {
-        let (results, waker) = (self.results.0.clone(), self.waker.clone());
+        let (results, waker) = (self.results.0.clone(), Arc::clone(&self.waker));
         self.run(move || {
             let _ = results.send(task());
-            waker.wake();
+            // It fails only if the event loop is gone.
+            let _ = waker.wake();
         });
     }
 
