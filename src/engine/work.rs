@@ -80,23 +80,15 @@ impl Work {
 
     // ---- Parts ----
 
-    /// Gives so many units to a part, whatever is left.
+    /// Gives this many units to a part, whatever is left.
     #[inline]
     pub fn give(&mut self, units: usize) -> Rest {
-        let rest = Rest(self.outside);
-        self.outside += self.left;
-        self.left = fractions(units);
-        self.outside -= self.left;
-        rest
+        self.begin_part(fractions(units))
     }
 
-    /// Gives at most so many units to a part, of those that are left.
+    /// Gives at most this many units to a part, of those that are left.
     pub fn give_at_most(&mut self, units: usize) -> Rest {
-        let rest = Rest(self.outside);
-        let given = self.left.min(fractions(units));
-        self.outside += self.left - given;
-        self.left = given;
-        rest
+        self.begin_part(self.left.min(fractions(units)))
     }
 
     /// Gives its units to a part of a tick.
@@ -109,11 +101,11 @@ impl Work {
         self.give(self.share)
     }
 
-    /// Gives a part as much as it needs.
-    pub fn give_all(&mut self) -> Rest {
+    #[inline]
+    fn begin_part(&mut self, given: i64) -> Rest {
         let rest = Rest(self.outside);
-        self.outside += self.left - UNBOUNDED;
-        self.left = UNBOUNDED;
+        self.outside += self.left - given;
+        self.left = given;
         rest
     }
 
@@ -143,7 +135,7 @@ impl Work {
         self.left -= fractions(units);
     }
 
-    /// Spends the price of `count` small steps, of which so many are a unit.
+    /// Spends the price of `count` small steps, of which `per_unit` cost a unit.
     #[inline]
     pub fn spend_for(&mut self, count: usize, per_unit: usize) {
         self.left -= price(count, per_unit);

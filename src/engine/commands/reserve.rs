@@ -11,7 +11,7 @@ use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::waiters::{Search, WATCHES_PER_WORK, Wait};
+use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
@@ -61,7 +61,7 @@ fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
 /// iterations; tubes that change between them are checked again.
 pub fn reserve_step(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
-    let rest = s.queue.work.give(s.queue.limits.watches_per_step.div_ceil(WATCHES_PER_WORK));
+    let rest = s.queue.give_search();
     let answer = reserve_or_wait(c, s, wait, kind);
     s.queue.work.end(rest);
     answer
@@ -137,7 +137,7 @@ pub fn awaited(
 pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nanos) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
-    let rest = s.queue.work.give(s.queue.limits.watches_per_step.div_ceil(WATCHES_PER_WORK));
+    let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
     if filled? { reply_batch(c, s, batch, until) } else { c.later(Steps::FillBatch(batch, until)) }

@@ -40,6 +40,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
+use crate::engine::work::Rest;
 use std::cell::Cell;
 use std::collections::{BTreeMap, TryReserveError};
 use std::fmt;
@@ -107,8 +108,8 @@ pub enum Search {
     Unfinished,
 }
 
-/// Checking this many watches, or invalidating so many, is one unit of work.
-pub const WATCHES_PER_WORK: usize = 2;
+/// Watches that are checked, or invalidated, in one unit of work.
+const WATCHES_PER_WORK: usize = 2;
 const INVALIDATIONS_PER_WORK: usize = 4;
 
 /// A connection's wait for a job.
@@ -197,6 +198,11 @@ impl Queue {
             watching.cache_best(cached.watch, index, rank, &mut self.watches);
         }
         Ok(Search::Nothing)
+    }
+
+    /// Gives a step of a reserve the work to check as many watches as it may.
+    pub fn give_search(&mut self) -> Rest {
+        self.work.give(self.limits.watches_per_step.div_ceil(WATCHES_PER_WORK))
     }
 
     /// Spends the work to check a watch. Returns `false` if none was left.
