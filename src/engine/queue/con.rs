@@ -180,8 +180,8 @@ impl Groups {
 
     /// Returns the first ready job of a group in a tube.
     fn first_ready(&self, tube: TubeKey, epoch: u8, group: u64) -> Option<JobKey> {
-        let first = self.ready.range((tube, epoch, group, 0, 0, JobKey::default())..).next();
-        first.filter(|ready| (ready.0, ready.1, ready.2) == (tube, epoch, group)).map(|it| it.5)
+        let first = self.ready_from(tube, epoch, group).next();
+        first.filter(|ready| ready.2 == group).map(|ready| ready.5)
     }
 
     /// Returns a ready job with a group in a tube.
@@ -191,10 +191,7 @@ impl Groups {
 
     /// Returns the best ready job with a group in a tube; of many groups, that of some.
     fn best_in_tube(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
-        let first_from = |group: u64| {
-            let first = self.ready.range((tube, epoch, group, 0, 0, JobKey::default())..).next();
-            first.filter(|ready| (ready.0, ready.1) == (tube, epoch))
-        };
+        let first_from = |group: u64| self.ready_from(tube, epoch, group).next();
         let next = |it: &&ReadyJob| it.2.checked_add(1).and_then(first_from);
         let firsts = std::iter::successors(first_from(0), next).take(OFFERED_PER_STEP);
         firsts.min_by_key(|it| (it.3, it.4)).map(|it| it.5)
@@ -202,8 +199,18 @@ impl Groups {
 
     /// Returns the ready jobs with a group in a tube.
     fn in_tube(&self, tube: TubeKey, epoch: u8) -> impl Iterator<Item = JobKey> + '_ {
-        let from = self.ready.range((tube, epoch, 0, 0, 0, JobKey::default())..);
-        from.take_while(move |ready| (ready.0, ready.1) == (tube, epoch)).map(|ready| ready.5)
+        self.ready_from(tube, epoch, 0).map(|ready| ready.5)
+    }
+
+    /// Returns the ready jobs in a tube, from those of this group on.
+    fn ready_from(
+        &self,
+        tube: TubeKey,
+        epoch: u8,
+        group: u64,
+    ) -> impl Iterator<Item = &ReadyJob> + '_ {
+        let from = self.ready.range((tube, epoch, group, 0, 0, JobKey::default())..);
+        from.take_while(move |ready| (ready.0, ready.1) == (tube, epoch))
     }
 }
 
