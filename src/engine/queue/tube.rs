@@ -253,9 +253,10 @@ impl Tubes {
     pub fn list_step(&mut self, most: usize) -> Listed {
         let Some(listing) = &mut self.listing else { return Listed::NoMemory };
         for _ in 0..most {
-            let Some(&key) = self.order.get(listing.next) else { break };
+            let next = self.order.get(listing.next).filter(|_| !listing.has_failed);
+            let Some(&key) = next else { break };
             listing.next += 1;
-            listing.has_failed |= listing.text.push_name(&self.table[key].name).is_err();
+            listing.has_failed = listing.text.push_name(&self.table[key].name).is_err();
         }
         let is_complete = listing.next >= self.order.len();
         if !is_complete && !listing.has_failed {
