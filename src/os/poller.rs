@@ -156,7 +156,7 @@ impl Poller {
     }
 
     /// Waits until `due` for events, and answers HTTP requests of a server that serves no clients yet. Returns
-    /// whether its start goes on: no signal has stopped it.
+    /// whether its start continues: no signal has stopped it.
     pub fn go_on_starting(&mut self, due: Nanos, state: ServerState<'_>) -> Result<bool, Failure> {
         let timeout = self.timeout(due);
         self.wait(timeout, |_| {}).map_err(cannot_wait)?;

@@ -707,7 +707,7 @@ pub struct Http {
     pub now: Nanos,
 }
 
-/// The stream of an HTTP connection, whose client reads when a test says so.
+/// The stream of an HTTP connection, whose client reads when the test calls for it.
 #[derive(Debug, Default)]
 struct HttpPipe {
     input: VecDeque<u8>,

@@ -21,7 +21,7 @@ use std::io::{self, ErrorKind, Read, Write};
 
 /// A stream that does not block, and whose output can be ended.
 pub trait Stream: Read + Write {
-    /// Tells the client that nothing more is written.
+    /// Ends the output: nothing more is written.
     fn end_output(&mut self) -> io::Result<()>;
 }
 

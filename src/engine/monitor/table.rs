@@ -153,11 +153,11 @@ impl Out<'_> {
             let (value, is_first) = (value(row), index == 0);
             match self.format {
                 MediaType::Html => {
-                    self.push(format_args!("<div><dt>{title}<dd>{}</div>\n", value));
+                    self.push(format_args!("<div><dt>{title}<dd>{value}</div>\n"));
                 }
                 MediaType::Text => {
                     let separator = if is_first { "" } else { ", " };
-                    self.push(format_args!("{separator}{title} {}", value));
+                    self.push(format_args!("{separator}{title} {value}"));
                 }
                 MediaType::Json => {
                     let separator = if is_first { "" } else { "," };
@@ -187,9 +187,9 @@ impl Out<'_> {
                 }
                 // Zeros are dim.
                 MediaType::Html if value.number() == Some(0) => {
-                    self.push(format_args!("<td><i>{}</i>", value));
+                    self.push(format_args!("<td><i>{value}</i>"));
                 }
-                MediaType::Html => self.push(format_args!("<td>{}", value)),
+                MediaType::Html => self.push(format_args!("<td>{value}")),
             }
         }
     }

@@ -239,7 +239,7 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
     let held = holder.map(|(conn, since)| (conn.id(), stats::address(conn), Value::Span(since)));
     let note = match (&why, &held) {
         (Some(why), _) => why.clone(),
-        (None, Some((_, address, since))) => format!("{address} for {}", *since),
+        (None, Some((_, address, since))) => format!("{address} for {since}"),
         (None, None) => String::new(),
     };
     out.each(
