@@ -1,7 +1,7 @@
 //! What needs attention in a tube and in the server: the rules, as a pure function for the status page
 //! and `beanstalkctl`. It must not know where the facts come from, nor how a problem is printed.
 
-use crate::engine::text::largest_unit;
+use crate::engine::text::{CountOf, largest_unit};
 use crate::engine::time::Nanos;
 use std::borrow::Cow;
 
@@ -96,8 +96,8 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
     let pause_left = tube.pause_left.whole_secs();
     let waited = if tube.pause_left > Nanos::ZERO { 0 } else { tube.oldest.whole_secs() };
     let wait = || {
-        let (jobs, verb) = if ready == 1 { ("job", "waits") } else { ("jobs", "wait") };
-        format!("{ready} {jobs} {verb}, the oldest for {}", span(waited))
+        let verb = if ready == 1 { "waits" } else { "wait" };
+        format!("{} {verb}, the oldest for {}", CountOf(ready, "job"), span(waited))
     };
     if ready > 0 && tube.watching == 0 && waited >= 60 {
         let text = format!("{}; no worker watches", wait());
@@ -109,7 +109,8 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
         && !tube.has_recent_delete
         && waited >= 60
     {
-        let text = format!("{}; {} watch, none takes a job", wait(), tube.watching);
+        let workers = CountOf(tube.watching, "worker");
+        let text = format!("{}; of {workers} none takes a job", wait());
         add(Level::Warning, "stuck", text, "workers");
     } else if ready > 0 && waited >= 900 {
         add(Level::Warning, "slow", wait(), "workers");
@@ -148,7 +149,8 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
     }
     if let Some(limit) = facts.max_connections.filter(|&limit| connections >= limit) {
         let text = format!("all {limit} connections are in use: new clients wait");
-        add(Level::Critical, text, "workers");
+        // The tool waits for a connection too.
+        add(Level::Critical, text, "workers --timeout 1m");
     }
     if let Some(limit) = facts.max_memory.filter(|limit| memory / 9 > limit / 10) {
         let percent = memory.saturating_mul(100) / limit.max(1);
@@ -226,7 +228,7 @@ mod tests {
             (TubeFacts { ready: 0, ..mail() }, &[]),
             (
                 TubeFacts { oldest: Nanos::from_secs(60), ..watched },
-                &["warning stuck: 7 jobs wait, the oldest for 60 s; 2 watch, none takes a job"],
+                &["warning stuck: 7 jobs wait, the oldest for 60 s; of 2 workers none takes a job"],
             ),
             (TubeFacts { oldest: Nanos::from_secs(59), ..watched }, &[]),
             (TubeFacts { oldest: Nanos::from_secs(60), waiting: 1, ..watched }, &[]),

@@ -223,7 +223,7 @@ fn tables_have_80_columns_with_the_longest_names() {
 #[test]
 fn check_has_the_codes_of_a_nagios_plugin() {
     on_both(|server| {
-        server.expect("check", 0, "OK: 1 tubes, 0 ready, 0 buried\n", "");
+        server.expect("check", 0, "OK: 1 tube, 0 ready, 0 buried\n", "");
         // A notice is no problem.
         let mut worker = server.worker("paused");
         worker.put("a");
@@ -298,6 +298,7 @@ fn c_beanstalkd_shows_what_it_can() {
     let done = server.run("failed --json");
     assert_eq!((done.code, done.out.lines().count()), (0, 1));
     assert!(done.out.contains(&format!("{{\"id\":{first},\"tube\":\"mail\"")), "{done:?}");
+    assert!(done.out.contains("\"bytes\":7"), "{done:?}");
     assert!(done.err.contains("only the first buried job"), "{done:?}");
     for arguments in ["jobs mail", "export mail"] {
         let done = server.run(arguments);
@@ -381,6 +382,8 @@ fn retry_makes_buried_jobs_ready_and_leaves_delayed_ones() {
         server.expect(&format!("retry {}", buried[0]), 0, "retried 1\n", "");
         server.expect(&format!("retry {delayed} 99"), 1, "retried 0\n", "job 99: not found");
         server.expect("retry mail --limit 1", 0, "retried 1\n", "");
+        server.expect("-n retry mail --all", 0, "would retry 1 job of tube mail\n", "");
+        assert_eq!(server.json("-n retry mail --all")[0]["would"], "retry 1 job of tube mail");
         server.expect("retry mail --all --yes", 0, "retried 1\n", "");
         server.expect("retry mail --all --yes", 0, "retried 0\n", "");
         assert_eq!(server.counts("mail"), [3, 0, 1, 0]);
@@ -418,7 +421,12 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
             server.expect("flush mail --yes", 0, "deleted 2\n", "");
             worker.expect("delete 5\r\n", "NOT_FOUND");
         } else {
-            server.expect("flush mail --yes", 1, "deleted 1\n", "1 held jobs stay");
+            server.expect(
+                "flush mail --yes",
+                1,
+                "deleted 1\n",
+                "tube mail: 1 held job not deleted",
+            );
         }
         server.expect("flush gone --yes", 1, "", "tube gone: not found");
     });
@@ -436,7 +444,7 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
         for line in ["state: delayed", "pri: 3", "delay: 3600", "ttr: 120"] {
             assert!(stats.contains(line), "{stats}");
         }
-        assert_eq!(server.ok("-n put mail x"), "would put 1 bytes into tube mail\n");
+        assert_eq!(server.ok("-n put mail x"), "would put 1 byte into tube mail\n");
         server.expect("put a~b x", 2, "", "a b: not a name of a tube");
         let large = "x".repeat(65_536);
         let done = server.feed("put mail", large.as_bytes());
@@ -459,7 +467,7 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
     }
     worker.expect("reserve-with-timeout 0\r\n", "TIMED_OUT");
     for con in ["c:0", "c:", "c:x", "c:1:2", ":1"] {
-        server.expect(&format!("put con x --con {con}"), 2, "", "not a key");
+        server.expect(&format!("put con x --con {con}"), 2, "", "not a key, such as order-17:2");
     }
 }
 
@@ -620,7 +628,10 @@ fn import_stops_at_a_bad_line_and_names_it() {
     let lines = "{\"tube\":\"mail\",\"state\":\"buried\",\"delay\":9,\"body\":\"a\",\"key\":\"k\"}\nno\n{}\n";
     let done = server.feed("import", lines.as_bytes());
     assert_eq!((done.code, done.out.as_str()), (2, "imported 1\n"));
-    assert!(done.err.contains("line 2: ") && done.err.contains("1 jobs were put"), "{done:?}");
+    assert!(
+        done.err.contains("line 2: ") && done.err.contains("; 1 job put before it"),
+        "{done:?}"
+    );
     // A buried job is put as ready, with its key.
     assert_eq!(server.counts("mail"), [1, 0, 0, 0]);
     let again = server.feed("import", lines.lines().next().unwrap().as_bytes());
@@ -635,12 +646,18 @@ fn a_dump_of_the_server_can_be_imported() {
     let old = Server::ours(&flags);
     old.ok("put mail a --key k");
     old.ok("put mail b --delay 1h");
+    for _ in 0..2 {
+        old.ok("put con c --con k");
+    }
     old.daemon.stop();
     let dump = process::run(&[&flags[..], &["--dump"]].concat()).stdout;
     let new = Server::ours(&[]);
-    assert_eq!(new.feed("import", &dump).out, "imported 2\n");
+    assert_eq!(new.feed("import", &dump).out, "imported 4\n");
     assert_eq!(new.counts("mail"), [1, 0, 1, 0]);
-    assert!(new.count("mail", "current-jobs-delayed") == 1);
+    // One of these jobs is reserved at a time, as before.
+    let mut worker = new.worker("con");
+    assert_eq!(worker.ask("reserve\r\n").body, b"c");
+    worker.expect("reserve-with-timeout 0\r\n", "TIMED_OUT");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::conn::{Conn, EXIT_REFUSED, Fields};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task, request};
 use super::{Ctl, Flags, args, usage_error};
+use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
 
 /// `retry`
@@ -62,12 +63,12 @@ pub fn flush_selected(ctl: &mut Ctl, mut selection: Selection) -> Result<(), Fai
             return Ok(());
         }
     }
-    let held = format!("tube {}: {} held jobs stay", tube.name, tube.jobs("reserved"));
-    let has_held = tube.jobs("reserved") > 0;
+    let held = tube.jobs("reserved");
+    let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
     selection.states = NOT_HELD;
     selection.each(ctl, delete_each)?;
-    if has_held {
-        ctl.work.fail(&held);
+    if held > 0 {
+        ctl.work.fail(&rest);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::look;
 use super::print::{Listing, json_string};
 use super::select::Selection;
 use super::{Ctl, Flags, print, usage_error};
-use crate::engine::text::Grouped;
+use crate::engine::text::{CountOf, Grouped};
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +31,8 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         return Err(usage_error("bench: at least 1 job, and 1 to 1,000 connections"));
     }
     if ctl.is_dry_run {
-        return print(&format!("would put, reserve and delete {jobs} jobs in a tube of its own"));
+        let jobs = CountOf(jobs, "job");
+        return ctl.would(&format!("put, reserve and delete {jobs} in a tube of its own"));
     }
     let tube =
         format!("beanstalkctl-bench-{}-{}", std::process::id(), clock::time_of_day().as_nanos());
@@ -146,6 +147,7 @@ fn report(ctl: &Ctl, latencies: Latencies, jobs: u64, nanos: u64) -> Result<(), 
         listing.add(&row, &[])?;
     }
     listing.print()?;
-    let line = format!("{jobs} jobs in {} ms: {} a second", nanos / 1_000_000, Grouped(rate));
+    let (jobs, millis) = (CountOf(jobs, "job"), Grouped(nanos / 1_000_000));
+    let line = format!("{jobs} in {millis} ms: {} a second", Grouped(rate));
     if ctl.is_json { Ok(()) } else { print(&line) }
 }

@@ -16,7 +16,8 @@ pub struct Dumped {
     /// The rest of its delay, in seconds.
     pub delay: u32,
     pub ttr: u32,
-    pub key: Option<String>,
+    /// Its keys, as a put has them.
+    pub tags: String,
     pub body: Vec<u8>,
 }
 
@@ -67,15 +68,22 @@ pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
         // The delay of a former put or release is over.
         (Some(_), _) => 0,
     };
-    let (tube, key) = (text("tube")?, text("key")?);
+    let tube = text("tube")?;
     if tube.as_ref().is_some_and(|tube| !is_tube_name(tube.as_bytes())) {
         return Err("tube is not a name of a tube".into());
     }
-    if key.as_ref().is_some_and(|key| !is_key(key, 0)) {
-        return Err("key is not a key".into());
+    let limit = format!(":{}", small("limit", 1)?);
+    let mut tags = String::new();
+    for (member, word, limit, least) in [("key", "idp", "", 0), ("con", "con", &limit, 1)] {
+        let Some(key) = text(member)? else { continue };
+        let tag = format!("{key}{limit}");
+        if !is_key(&tag, least) {
+            return Err(format!("{member} is not a key"));
+        }
+        tags += &format!(" {word}:{tag}");
     }
     let (pri, ttr) = (small("pri", DEFAULT_PRI)?, small("ttr", DEFAULT_TTR)?);
-    Ok(Dumped { tube, pri, delay, ttr, key, body })
+    Ok(Dumped { tube, pri, delay, ttr, tags, body })
 }
 
 #[cfg(test)]
@@ -95,7 +103,8 @@ mod tests {
         {
             let line = line(&jobs[0], body, 100 * NANOS);
             let tube = Some("mail".into());
-            let job = Dumped { tube, pri: 3, delay: 20, ttr: 9, key: None, body: body.into() };
+            let job =
+                Dumped { tube, pri: 3, delay: 20, ttr: 9, tags: String::new(), body: body.into() };
             assert_eq!(put(&line), Ok(job), "{line}");
         }
     }
@@ -103,13 +112,16 @@ mod tests {
     #[test]
     fn lines_by_hand_have_defaults() {
         let (pri, ttr) = (DEFAULT_PRI, DEFAULT_TTR);
-        let job =
-            Dumped { tube: None, pri, delay: 0, ttr, key: None, body: b"\xf0\x9f\x98\x80/".into() };
+        let (body, tags) = (b"\xf0\x9f\x98\x80/".into(), String::new());
+        let job = Dumped { tube: None, pri, delay: 0, ttr, tags, body };
         assert_eq!(put(r#" { "body" : "\ud83d\ude00\/" , "x": null , "y":[-1.5]}"#), Ok(job));
         assert_eq!(put(r#"{"body":"","delay":5}"#).unwrap().delay, 5);
         assert_eq!(put(r#"{"body":"","delay":5,"state":"buried"}"#).unwrap().delay, 0);
         assert_eq!(put(r#"{"body":"","state":"delayed","due_at_ns":1}"#).unwrap().delay, 0);
-        assert_eq!(put(r#"{"body":"","key":"a"}"#).unwrap().key, Some("a".into()));
+        assert_eq!(put(r#"{"body":"","key":"a"}"#).unwrap().tags, " idp:a");
+        let keys = r#"{"body":"","con":"b","limit":2,"key":"a:60"}"#;
+        assert_eq!(put(keys).unwrap().tags, " idp:a:60 con:b:2");
+        assert_eq!(put(r#"{"body":"","con":"b"}"#).unwrap().tags, " con:b:1");
     }
 
     #[test]
@@ -125,6 +137,8 @@ mod tests {
             r#"{"body":"a","pri":"1"}"#,
             r#"{"body":"a","tube":"a b"}"#,
             r#"{"body":"a","key":"a b"}"#,
+            r#"{"body":"a","con":"a b"}"#,
+            r#"{"body":"a","con":"a","limit":0}"#,
             r#"{"body":"\x"}"#,
             r#"{"body":"\ud83d"}"#,
             r#"["body"]"#,

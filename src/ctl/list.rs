@@ -70,9 +70,8 @@ fn show(ctl: &mut Ctl, pages: &mut Pages, listing: &mut Listing) -> Result<u64, 
         for job in &jobs {
             let reply = if has_preview(&job) { replies.next() } else { None };
             let body = reply.map_or(Ok(None), |reply| reply.content("peek"))?.unwrap_or_default();
-            let bytes = job.number("bytes").max(body.len() as u64).to_string();
             let body = escaped(&body[..body.len().min(PREVIEW_LEN)]);
-            listing.add(job, &[("bytes", bytes), ("body", body)])?;
+            listing.add(job, &[("body", body)])?;
         }
     }
 }

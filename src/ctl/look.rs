@@ -129,15 +129,20 @@ fn peek(conn: &mut Conn, tubes: &[&str], state: &str) -> Result<Vec<Option<Field
     let peek = |tube: &&str| [format!("use {tube}"), format!("peek-{state}")];
     let requests: Vec<String> = tubes.iter().flat_map(peek).collect();
     let replies = conn.ask_each(&requests, String::clone)?.into_iter().skip(1).step_by(2);
-    let id = |reply: Reply| {
+    let id_and_bytes = |reply: Reply| {
         let id = reply.line.split(' ').nth(1).and_then(|id| id.parse().ok());
-        reply.content("peek").map(|_| id)
+        reply.content("peek").map(|body| id.zip(body.map(|body| body.len())))
     };
-    let found = replies.map(id).collect::<Result<Vec<Option<u64>>, Failure>>()?;
+    let found = replies.map(id_and_bytes).collect::<Result<Vec<_>, Failure>>()?;
     conn.used = tubes.last().map_or(String::new(), |tube| (*tube).to_owned());
-    let ids: Vec<u64> = found.iter().flatten().copied().collect();
+    let ids: Vec<u64> = found.iter().flatten().map(|&(id, _)| id).collect();
     let mut jobs = jobs(conn, &ids)?.into_iter();
-    Ok(found.into_iter().map(|id| id.and_then(|_| jobs.next().flatten())).collect())
+    let mut job = |(_, bytes): (u64, usize)| {
+        let mut job = jobs.next().flatten()?;
+        job.0.push(("bytes".into(), bytes.to_string()));
+        Some(job)
+    };
+    Ok(found.into_iter().map(|found| found.and_then(&mut job)).collect())
 }
 
 /// The jobs of a tube in a state, or in `any`, page by page.

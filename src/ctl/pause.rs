@@ -3,8 +3,8 @@
 use super::args::{self, seconds};
 use super::look::{self, Tube};
 use super::print::capitalized;
-use super::{Ctl, Flags, print, usage_error};
-use crate::engine::text::Grouped;
+use super::{Ctl, Flags, usage_error};
+use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::time::Duration;
@@ -46,7 +46,8 @@ fn set_pause(
     let is_all = words.is_empty();
     let names = if is_all { look::tube_names(&mut ctl.conn)? } else { words.to_vec() };
     if is_all && !ctl.is_dry_run {
-        ctl.confirm(&format!("{} all {} tubes?", capitalized(verb), Grouped(names.len() as u64)))?;
+        let tubes = CountOf(names.len() as u64, "tube");
+        ctl.confirm(&format!("{} {tubes}?", capitalized(verb)))?;
     }
     ctl.begin(verb, done, names.len() as u64);
     let request = |name: &String| match ctl.is_dry_run {
@@ -92,7 +93,7 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         let rest: Vec<String> = tubes.iter().filter_map(rest_of).collect();
         if ctl.is_dry_run {
             let rest = if rest.is_empty() { "nothing".into() } else { rest.join("; ") };
-            return print(&format!("would wait for {rest}"));
+            return ctl.would(&format!("wait for {rest}"));
         }
         let waited = clock::monotonic().since(start).whole_secs();
         let is_late = within.is_some_and(|secs| waited >= secs.into());

@@ -1,11 +1,11 @@
 //! The jobs that a command works on: those with some ids, or those of a tube in some states. It must not
 //! know what the work is.
 
+use super::Ctl;
 use super::conn::{Fields, WINDOW};
 use super::look::{self, Pages, Tube};
 use super::print::capitalized;
-use super::{Ctl, print};
-use crate::engine::text::Grouped;
+use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
 
 /// The states of jobs that no worker holds.
@@ -52,13 +52,12 @@ impl Selection {
         let &Task { verb, done, to, asks } = task;
         let total = self.total();
         let of_tube = self.tube.as_ref().map(|tube| format!(" of tube {}", tube.name));
-        let of_tube = of_tube.unwrap_or_default();
+        let (of_tube, jobs) = (of_tube.unwrap_or_default(), CountOf(total, "job"));
         if ctl.is_dry_run && self.ids.is_empty() {
-            return print(&format!("would {verb} {total} jobs{of_tube}{to}")).map(|()| false);
+            return ctl.would(&format!("{verb} {jobs}{of_tube}{to}")).map(|()| false);
         }
         if asks && !ctl.is_dry_run {
-            let (verb, total) = (capitalized(verb), Grouped(total));
-            ctl.confirm(&format!("{verb} {total} jobs{of_tube}{to}?"))?;
+            ctl.confirm(&format!("{} {jobs}{of_tube}{to}?", capitalized(verb)))?;
         }
         ctl.begin(verb, done, total);
         Ok(true)

@@ -6,6 +6,7 @@ use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
 use super::{Ctl, Flags, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
+use crate::engine::text::CountOf;
 use crate::engine::time::Nanos;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -152,8 +153,9 @@ fn verdict(ctl: &mut Ctl) -> Result<(u8, &'static str, String), Failure> {
     problems.sort_by_key(|(_, problem)| Reverse(problem.level));
     let Some((place, Problem { level, text, .. })) = problems.first() else {
         let count = |state| rows.iter().map(|row| row.tube.jobs(state)).sum::<u64>();
-        let (tubes, ready, buried) = (rows.len(), count("ready"), count("buried"));
-        return Ok((0, "OK", format!("{tubes} tubes, {ready} ready, {buried} buried")));
+        let tubes = CountOf(rows.len() as u64, "tube");
+        let (ready, buried) = (count("ready"), count("buried"));
+        return Ok((0, "OK", format!("{tubes}, {ready} ready, {buried} buried")));
     };
     let more = match problems.len() - 1 {
         0 => String::new(),

@@ -9,7 +9,7 @@ use super::look;
 use super::select::{NOT_HELD, Selection, Task};
 use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, args, complain, dump, print};
 use super::{print_with, unwritten, usage_error};
-use crate::engine::text::name_prefix_len;
+use crate::engine::text::{CountOf, name_prefix_len};
 use crate::flags;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
@@ -27,11 +27,11 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let delay = args.time("delay")?.unwrap_or(0).into();
     let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR).into();
     let mut tags = String::new();
-    for (option, word, least) in [("key", "idp", 0), ("con", "con", 1)] {
+    for (option, word, least, example) in [("key", "idp", 0, 600), ("con", "con", 1, 2)] {
         let Some(tag) = args.text(option) else { continue };
         if !is_key(&tag, least) {
-            let example = "not a key, such as order-17 or order-17:600";
-            return Err(usage_error(&format!("--{option} {tag}: {example}")));
+            let expected = format!("a key, such as order-17:{example} or order-17");
+            return Err(usage_error(&format!("--{option} {tag}: not {expected}")));
         }
         tags += &format!(" {word}:{tag}");
     }
@@ -42,7 +42,8 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
     }
     if ctl.is_dry_run {
-        return print(&format!("would put {} bytes into tube {tube}", body.len()));
+        let bytes = CountOf(body.len() as u64, "byte");
+        return ctl.would(&format!("put {bytes} into tube {tube}"));
     }
     if !tags.is_empty() && !ctl.conn.has_keys()? {
         return Err(lacks("keys of jobs"));
@@ -127,8 +128,8 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         let line = line.map_err(|error| Failure::new(EXIT_USAGE, error.to_string()));
         let put = line.and_then(|line| import_line(ctl, &line, tube.as_deref()));
         put.map_err(|Failure { exit_code, message }| {
-            let (number, done) = (index + 1, ctl.work.done);
-            let message = format!("line {number}: {message}; {done} jobs were put before it");
+            let (number, done) = (index + 1, CountOf(ctl.work.done, "job"));
+            let message = format!("line {number}: {message}; {done} put before it");
             Failure::new(exit_code, message)
         })?;
     }
@@ -149,15 +150,13 @@ fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result<(), Fai
         work.add(1);
         return Ok(());
     }
-    let mut key = String::new();
-    if let Some(own) = job.key {
-        match conn.has_keys()? {
-            true => key = format!(" idp:{own}"),
-            false => work.fail("this server has no unique keys: a job is put without its key"),
-        }
+    let mut tags = job.tags;
+    if !tags.is_empty() && !conn.has_keys()? {
+        work.fail("this server has no keys of jobs: a job is put without its key");
+        tags.clear();
     }
     let numbers = [job.pri, job.delay, job.ttr].map(u64::from);
-    match conn.put(tube, numbers, &key, &job.body)? {
+    match conn.put(tube, numbers, &tags, &job.body)? {
         (id, Some(_)) => work.fail(&format!("not put: job {id} has its key")),
         (_, None) => work.add(1),
     }

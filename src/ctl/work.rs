@@ -2,6 +2,7 @@
 //! know what the work is.
 
 use super::conn::Fields;
+use super::print::json_string;
 use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print};
 use crate::engine::text::Grouped;
 use crate::os::failure::Failure;
@@ -40,6 +41,14 @@ impl Ctl {
         let _ = io::stdin().read_line(&mut answer);
         let is_yes = ["y", "Y", "yes"].contains(&answer.trim());
         if is_yes { Ok(()) } else { Err(Failure::new(EXIT_USAGE, "nothing was changed")) }
+    }
+
+    /// Prints what a dry run would do.
+    pub fn would(&self, what: &str) -> Result<(), Failure> {
+        print(&match self.is_json {
+            true => Fields::of([("would", json_string(what))]).to_string(),
+            false => format!("would {what}"),
+        })
     }
 
     /// Begins the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in

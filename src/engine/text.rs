@@ -128,6 +128,16 @@ impl fmt::Display for Grouped {
     }
 }
 
+/// Displays a number with what it counts, such as `1 job` or `3,120 jobs`.
+pub struct CountOf(pub u64, pub &'static str);
+
+impl fmt::Display for CountOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CountOf(number, noun) = *self;
+        write!(f, "{} {noun}{}", Grouped(number), if number == 1 { "" } else { "s" })
+    }
+}
+
 /// Returns the largest unit of a time of which there are two, seconds, minutes, hours or days as 0 to 3, and
 /// how many there are.
 pub fn largest_unit(secs: u64) -> (u64, usize) {
@@ -162,6 +172,12 @@ impl fmt::Display for JsonText<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_has_no_plural() {
+        let counts = [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (3120, "3,120 jobs")];
+        assert!(counts.iter().all(|&(number, text)| CountOf(number, "job").to_string() == text));
+    }
 
     #[test]
     fn find_byte_matches_a_search_byte_by_byte() {

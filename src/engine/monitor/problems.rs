@@ -7,7 +7,7 @@ use super::http_conn::View;
 use super::table::{Out, Value};
 use super::tube_scan::TubeStats;
 use crate::attention::{self, Level, Problem, ServerFacts};
-use crate::engine::text::JsonText;
+use crate::engine::text::{CountOf, JsonText};
 use std::cmp::Reverse;
 
 /// The problems of one page.
@@ -75,15 +75,15 @@ impl Problems {
     pub fn verdict(&self) -> String {
         let server =
             if self.shown.iter().any(|(tube, _)| tube.is_empty()) { "The server" } else { "" };
-        let all = Value::Count(self.tubes);
+        let all = CountOf(self.tubes, "tube");
         match (server, self.tubes_in_need) {
             ("", 0) => "Nothing needs attention".to_owned(),
             (server, 0) => format!("{server} needs attention"),
-            ("", 1) => format!("1 of {all} tubes needs attention"),
+            ("", 1) => format!("1 of {all} needs attention"),
             (server, count) => {
                 let (and, count) =
                     (if server.is_empty() { "" } else { " and " }, Value::Count(count));
-                format!("{server}{and}{count} of {all} tubes need attention")
+                format!("{server}{and}{count} of {all} need attention")
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
 use crate::engine::queue::job::{Holder, Job, State};
 use crate::engine::queue::outcomes::{End, Outcomes};
-use crate::engine::text::JsonText;
+use crate::engine::text::{CountOf, JsonText};
 use crate::engine::time::Nanos;
 
 /// The page of a tube that is being made.
@@ -62,7 +62,7 @@ impl ShownJob<'_> {
         let State::Buried(_) = self.job.state else { return None };
         let is_limit = |limit: std::num::NonZeroU16| self.job.returns >= limit.get();
         Some(match self.view.queue.bury_after.is_some_and(is_limit) {
-            true => format!("came back {} times", self.job.returns),
+            true => format!("came back {}", CountOf(self.job.returns.into(), "time")),
             false => "worker".to_owned(),
         })
     }

@@ -12,7 +12,7 @@ use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
-use crate::engine::text::{self, Grouped};
+use crate::engine::text::{self, CountOf, Grouped};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
@@ -329,7 +329,7 @@ impl fmt::Display for StatusLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StatusLine { ready, reserved, delayed, buried, connections, is_draining } = *self;
         let jobs = ready + reserved + delayed + buried;
-        write!(f, "{} {}", Grouped(jobs), if jobs == 1 { "job" } else { "jobs" })?;
+        CountOf(jobs, "job").fmt(f)?;
         let mut before = " (";
         for (count, state) in
             [(ready, "ready"), (reserved, "reserved"), (delayed, "delayed"), (buried, "buried")]
@@ -340,8 +340,7 @@ impl fmt::Display for StatusLine {
             }
         }
         f.write_str(if jobs > 0 { "), " } else { ", " })?;
-        let noun = if connections == 1 { "connection" } else { "connections" };
-        write!(f, "{} {noun}", Grouped(connections as u64))?;
+        CountOf(connections as u64, "connection").fmt(f)?;
         f.write_str(if is_draining { ", draining" } else { "" })
     }
 }
