@@ -1,7 +1,7 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
 use crate::engine::binlog::copy::{Copied, copy};
-use crate::engine::binlog::disk::{Disk, Progress};
+use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::inspect;
 use crate::logging;
@@ -142,11 +142,10 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         }
     }
     let wait_until_stored = |disk: &mut dyn Disk| {
-        disk.hand_over();
-        while !disk.progress().is_none_or(Progress::is_complete) {
+        disk.begin_sync(&[], false, true);
+        while disk.finished_sync(false).is_none() {
             membership.check().map_err(|error| io::Error::other(error.message))?;
             thread::sleep(POLL_PAUSE);
-            disk.hand_over();
         }
         Ok(())
     };

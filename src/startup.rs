@@ -151,8 +151,8 @@ fn serve(
         }
         listeners = listen::open(&options.listen, user)?;
         log_listeners("listening on", &listeners);
-        // The disk keeps the order of changes, and a reply waits for them.
-        let recovered = recover(&mut poller, &mut server, &etcd.url, member.disk(), Syncing::Never);
+        let syncing = Syncing::Remote(Nanos::from_secs(etcd.lease_ttl_secs));
+        let recovered = recover(&mut poller, &mut server, &etcd.url, member.disk(), syncing);
         // Nothing can be read or written after the lease has ended, or if etcd has lost something.
         member.check()?;
         recovered?;

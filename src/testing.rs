@@ -1,11 +1,11 @@
 //! What the tests of this package use of the server's inside. Not an interface: it changes with
 //! every version.
 
-pub use crate::engine::binlog::Syncing;
-pub use crate::engine::binlog::disk::{Disk, FileNumber, Progress};
+pub use crate::engine::binlog::disk::{Disk, FileNumber};
 pub use crate::engine::binlog::error::BinlogError;
 pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::reads::RecordRead;
+pub use crate::engine::binlog::{Progress, Syncing};
 pub use crate::engine::commands::Command;
 pub use crate::engine::conn::Doing;
 pub use crate::engine::headroom::refuse_growth;

@@ -309,7 +309,7 @@ impl Conn {
         if self.output.hold(progress) {
             s.held.push(self.key);
         }
-        progress.has_overdue() && self.output.waits_for(progress.overdue)
+        self.output.held_since().is_some_and(|since| progress.is_overdue(since))
     }
 
     /// Removes the first `count` unsent bytes: the kernel has accepted them.

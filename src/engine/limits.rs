@@ -104,6 +104,9 @@ pub struct Limits {
     pub removals_per_commit: usize,
     /// The files that a commit removes if the first one is small.
     pub small_removals_per_commit: usize,
+    /// The bytes that wait for a sync of a remote disk when no further commands run: etcd stores some 15 to
+    /// 60 MB/s.
+    pub congested_bytes: usize,
 
     // ---- Monitoring ----
     /// The ready jobs that a slice of a page scans: well below 0.1 ms. A tube counts as 64 of them, a
@@ -195,6 +198,7 @@ impl Limits {
         idle_move_bytes: 64 * 1024,
         removals_per_commit: 2,
         small_removals_per_commit: 16,
+        congested_bytes: 4 * 1024 * 1024,
 
         jobs_per_page_slice: 8192,
         reserved_per_page_slice: 128,

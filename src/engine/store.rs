@@ -3,7 +3,7 @@
 //! It knows connections only by key. What a command causes for another connection is noted here, and
 //! the server delivers it after the visit.
 
-use super::binlog::disk::Progress;
+use super::binlog::Progress;
 use super::commands::COMMANDS;
 use super::headroom::Headroom;
 use super::keys::ConnKey;
@@ -225,7 +225,7 @@ impl Store {
     /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find
     /// another server.
     pub fn is_stalled(&self) -> bool {
-        self.progress.is_some_and(|progress| progress.is_stalled)
+        self.progress.is_some_and(Progress::is_stalled)
     }
 
     pub fn stats(&self) -> ServerStats<'_> {

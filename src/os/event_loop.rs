@@ -133,7 +133,7 @@ impl EventLoop {
                 return Err(Failure::new(EXIT_LOST, why));
             }
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
-            self.server.hand_over();
+            self.server.sync_rest();
             self.check_membership()?;
         }
         let began_at = self.poller.read_clock();

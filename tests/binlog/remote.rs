@@ -1,34 +1,42 @@
-//! A remote disk, which acknowledges changes late: congestion, and what is refused for lack of space. The
-//! simulation tests which replies wait for which acknowledgement.
+//! A remote disk, which stores changes late: congestion, stalls, and what is refused for lack of space. The
+//! simulation tests which replies wait for which changes.
 
-use crate::harness::driver::{Nanos, Options, START, Syncing};
+use crate::harness::driver::{Limits, Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use crate::harness::instance::Instance;
 use crate::harness::request::{delete_all, put};
 
-const OPTIONS: Options =
-    Options { period: Nanos::from_millis(1), ..Options::binlog(64 * 1024, Syncing::Never) };
+const PATIENCE: Nanos = Nanos::from_secs(5);
+const OPTIONS: Options = Options {
+    period: Nanos::from_millis(1),
+    ..Options::binlog(64 * 1024, Syncing::Remote(PATIENCE))
+};
 /// A record takes several chunks.
-fn setup(congested_above: Option<usize>) -> RemoteSetup {
-    RemoteSetup { chunk_len: 30, congested_above, ..RemoteSetup::default() }
-}
+const SETUP: RemoteSetup = RemoteSetup { chunk_len: 30, eager: None };
 
 /// A server on a remote disk.
-fn start(congested_above: Option<usize>) -> Instance {
-    let disk = FakeDisk::remote(&Files::new(), setup(congested_above));
-    let mut server = Instance::start(&disk, OPTIONS, START);
+fn start(options: Options) -> Instance {
+    let disk = FakeDisk::remote(&Files::new(), SETUP);
+    let mut server = Instance::start(&disk, options, START);
     server.acknowledge();
     server
 }
 
 impl Instance {
-    /// Acknowledges all changes.
-    fn acknowledge(&mut self) {
+    /// Ends the sync in progress. The next one may begin then.
+    fn end_sync(&mut self) {
         self.disk.acknowledge(usize::MAX);
         self.settle();
     }
 
-    /// Sends a request and returns the reply, which waits for nothing or for this acknowledgement.
+    /// Ends all syncs.
+    fn acknowledge(&mut self) {
+        while self.disk.waiting() > 0 {
+            self.end_sync();
+        }
+    }
+
+    /// Sends a request and returns the reply, which waits for nothing or for this sync.
     fn ask_remote(&mut self, request: impl AsRef<[u8]>) -> String {
         let reply = self.ask(request);
         self.acknowledge();
@@ -39,7 +47,8 @@ impl Instance {
 
 #[test]
 fn nothing_more_is_run_while_too_many_changes_wait() {
-    let mut server = start(Some(500));
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    let mut server = start(Options { limits, ..OPTIONS });
     let [producer, other] = server.clients();
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 300]).repeat(10_000)), "");
     assert!(server.is_congested());
@@ -47,24 +56,24 @@ fn nothing_more_is_run_while_too_many_changes_wait() {
     assert_eq!(server.send(other, "list-tube-used\r\n"), "");
     assert_eq!(server.send(other, put(0, 0, 9, "job")), "");
     assert_eq!(server.disk.waiting(), waiting, "commands have run");
-    // Each acknowledgement lets some commands run, of both clients.
+    // The end of each sync lets some commands run, of both clients.
     let (mut puts, mut rounds) = (0, 0);
     let mut replies = String::new();
     while puts < 10_000 {
-        server.acknowledge();
+        server.end_sync();
         puts += server.take_text(producer).lines().count();
         replies += &server.take_text(other);
         rounds += 1;
-        assert!(rounds < 5_000, "{puts} replies after {rounds} acknowledgements");
+        assert!(rounds < 5_000, "{puts} replies after {rounds} syncs");
         assert!(rounds < 5 || replies.lines().count() == 2, "{replies:?}");
     }
-    assert!(rounds > 10, "{rounds} acknowledgements for 10,000 puts");
+    assert!(rounds > 10, "{rounds} syncs for 10,000 puts");
 }
 
 /// Jobs pass through the queue next to a few that stay. The oldest file may then be one without jobs.
 #[test]
 fn files_without_jobs_leave_beside_kept_jobs() {
-    let mut server = start(None);
+    let mut server = start(OPTIONS);
     (0..50).for_each(|number| {
         server.ask_remote(put(0, 0, 9, format!("kept {number}")));
     });
@@ -79,15 +88,14 @@ fn files_without_jobs_leave_beside_kept_jobs() {
 
 #[test]
 fn a_limit_of_the_binlog_refuses_puts_and_never_deletes() {
-    for disk in [FakeDisk::default(), FakeDisk::remote(&Files::new(), setup(None))] {
-        fill_to_the_limit(&disk);
-    }
+    fill_to_the_limit(&FakeDisk::default(), Options { syncing: Syncing::Never, ..OPTIONS });
+    fill_to_the_limit(&FakeDisk::remote(&Files::new(), SETUP), OPTIONS);
 }
 
 /// Fills and empties a binlog of limited size.
-fn fill_to_the_limit(disk: &FakeDisk) {
+fn fill_to_the_limit(disk: &FakeDisk, options: Options) {
     const LIMIT: u64 = 5 * 64 * 1024;
-    let mut server = Instance::start(disk, OPTIONS.with_limit(LIMIT), START);
+    let mut server = Instance::start(disk, options.with_limit(LIMIT), START);
     let mut ask = |request: &[u8]| {
         let reply = server.ask_remote(request);
         assert!(disk.used() <= LIMIT, "{} bytes are used", disk.used());
@@ -115,7 +123,7 @@ fn fill_to_the_limit(disk: &FakeDisk) {
 
 #[test]
 fn a_remote_disk_without_space_refuses_puts_only() {
-    let mut server = start(None);
+    let mut server = start(OPTIONS);
     let job = put(0, 0, 9, "job");
     assert_eq!(server.ask_remote(job.repeat(2)), "INSERTED 1\r\nINSERTED 2\r\n");
     server.disk.faults().capacity = Some(0);
@@ -133,31 +141,38 @@ fn a_remote_disk_without_space_refuses_puts_only() {
 
 #[test]
 fn a_connection_whose_output_waits_for_too_long_is_closed() {
-    let mut server = start(None);
-    let [putting, idle] = server.clients();
-    assert_eq!(server.send(putting, put(0, 0, 9, "job")), "");
-    let are_closed = |server: &Instance| [putting, idle].map(|client| server.is_closed(client));
-    assert_eq!(are_closed(&server), [false, false]);
-    server.disk.faults().is_overdue = true;
-    server.settle();
-    assert_eq!(are_closed(&server), [true, false], "a reply waits for a change");
-    assert_eq!(server.take_text(putting), "");
-    // A later command of another connection waits for the same change.
-    server.send(idle, "list-tube-used\r\n");
-    assert_eq!(are_closed(&server), [true, true]);
-    server.disk.faults().is_overdue = false;
+    let mut server = start(OPTIONS);
+    let [first, later, idle] = server.clients();
+    let state_in = |server: &mut Instance, span_ms: u64| {
+        server.advance(Nanos::from_millis(span_ms));
+        (
+            server.progress().is_stalled(),
+            [first, later, idle].map(|client| server.is_closed(client)),
+        )
+    };
+    assert_eq!(server.send(first, put(0, 0, 9, "job")), "");
+    assert!(server.progress().waiting_bytes > 0);
+    assert_eq!(state_in(&mut server, 900), (false, [false, false, false]));
+    assert_eq!(state_in(&mut server, 200), (true, [false, false, false]));
+    assert_eq!(state_in(&mut server, 3_700), (true, [false, false, false]));
+    assert_eq!(server.send(later, "list-tube-used\r\n"), "");
+    assert_eq!(state_in(&mut server, 400), (true, [true, false, false]));
+    assert_eq!(state_in(&mut server, 4_000), (true, [true, false, false]));
+    assert_eq!(state_in(&mut server, 800), (true, [true, true, false]));
     server.acknowledge();
+    assert_eq!(state_in(&mut server, 0), (false, [true, true, false]));
+    assert_eq!(server.progress().waiting_bytes, 0);
     assert_eq!(server.ask_remote("peek 1\r\n"), "FOUND 1 3\r\njob\r\n");
 }
 
 #[test]
 fn a_last_record_with_a_wrong_checksum_is_damage() {
-    let mut server = start(None);
+    let mut server = start(OPTIONS);
     server.ask_remote(put(0, 0, 9, "kept"));
     server.ask_remote(put(0, 0, 9, "lost"));
     server.disk.flip_byte("binlog.1", "lost");
     let files = server.disk.live_files();
-    let disk = FakeDisk::remote(&files, setup(None));
+    let disk = FakeDisk::remote(&files, SETUP);
     Instance::start(&disk, OPTIONS, START).acknowledge();
     let names: Vec<String> = disk.live_files().into_keys().collect();
     assert_eq!(names, ["binlog.1.damaged", "binlog.2"]);

@@ -5,7 +5,6 @@
 use crate::fake::{Fault, Kind, World, failure};
 use crate::servers::{Cluster, QUOTA};
 use crate::store::LEADER;
-use beanstalkd::testing::Progress;
 use beanstalkd::testing::etcd::api::NOT_FOUND;
 use std::ops::RangeInclusive;
 
@@ -578,33 +577,6 @@ fn rule_6_the_newest_file_can_be_cut_continued_and_removed() {
         assert_eq!(cluster.found()[&2], expected);
         assert_eq!(cluster.found()[&1], b"v7first");
     }
-}
-
-#[test]
-fn rule_10_what_waits_for_longer_than_the_lease_is_given_up() {
-    let mut cluster = pair();
-    cluster.longest_wait_ms = u64::MAX;
-    cluster.world().store.has_no_space = true;
-    cluster.put(0, b"full");
-    cluster.run(900);
-    assert!(!cluster.server(0).progress().is_stalled);
-    cluster.run(200);
-    assert!(cluster.server(0).progress().is_stalled);
-    cluster.run(3_700);
-    assert!(!cluster.server(0).progress().has_overdue());
-    // It waits for less than the lease.
-    cluster.put(0, b"later");
-    cluster.run(400);
-    let Progress { overdue, written, .. } = cluster.server(0).progress();
-    assert!(overdue > 0 && overdue < written, "{overdue} of {written}");
-    cluster.run(5_000);
-    assert_eq!(cluster.server(0).progress().overdue, written);
-    cluster.world().store.has_no_space = false;
-    cluster.settle();
-    assert_eq!(
-        cluster.server(0).progress(),
-        Progress { written, acknowledged: written, ..Progress::default() }
-    );
 }
 
 #[test]

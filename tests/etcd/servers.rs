@@ -7,7 +7,7 @@ use crate::fake::{Fake, Fault, Kind, NODES, World};
 use beanstalkd::testing::etcd::{
     Duty, EtcdDisk, EtcdOptions, Keys, Member, Nodes, Request, Shared, Standing, serve,
 };
-use beanstalkd::testing::{Disk, FileNumber, Nanos, Progress};
+use beanstalkd::testing::{Disk, FileNumber, Nanos};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,6 +61,9 @@ pub struct Server {
     shared: Arc<Shared>,
     requests: UnboundedSender<Request>,
     disk: EtcdDisk,
+    /// How many syncs were begun and have ended.
+    begun: u64,
+    ended: u64,
     name: String,
     phase: Phase,
     pub is_stopped: bool,
@@ -92,7 +95,7 @@ struct Term {
     found: Files,
     /// The files after all changes.
     files: Files,
-    /// The number of the disk for each change.
+    /// Each change, with the number of its sync.
     changes: Vec<(u64, Change)>,
     acknowledged: usize,
     /// The number of changes that the next leader has found.
@@ -268,15 +271,20 @@ impl Cluster {
             Phase::Serving(term) | Phase::Ending(term) => {
                 server.shared.check().map_err(|failure| failure.text)?;
                 let term = &mut self.terms[*term];
-                let acknowledged = server.disk.progress().expect("a remote disk").acknowledged;
+                if server.disk.finished_sync(false).is_some() {
+                    server.ended = server.begun;
+                }
                 let before = term.acknowledged;
-                term.acknowledge(acknowledged);
+                term.acknowledge(server.ended);
                 if term.acknowledged > before || term.acknowledged == term.changes.len() {
                     server.waiting_ms = 0;
                 }
                 let limit = self.longest_wait_ms;
                 assert!(server.waiting_ms <= limit, "a change waits for more than {limit} ms");
-                server.disk.hand_over();
+                if server.ended == server.begun && term.acknowledged < term.changes.len() {
+                    server.disk.begin_sync(&[], false, true);
+                    server.begun += 1;
+                }
                 let is_complete = term.acknowledged == term.changes.len();
                 if is_complete && matches!(server.phase, Phase::Ending(_)) {
                     let (done, _) = channel();
@@ -381,7 +389,7 @@ impl Cluster {
         };
         made.expect("it is queued");
         change.apply(&mut term.files);
-        term.changes.push((disk.progress().expect("a remote disk").written, change));
+        term.changes.push((server.begun + 1, change));
     }
 
     fn newest(&self, index: usize) -> FileNumber {
@@ -459,7 +467,9 @@ impl Server {
         Server {
             runtime: runtime.expect("a runtime"),
             serving: Some(Box::pin(serve(member, received))),
-            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone(), Nanos::from_secs(ttl_secs)),
+            disk: EtcdDisk::new(Arc::clone(&shared), requests.clone()),
+            begun: 0,
+            ended: 0,
             shared,
             requests,
             name,
@@ -500,11 +510,6 @@ impl Server {
         let Phase::Dumping(reading) = &mut self.phase else { panic!("it leads") };
         let is_over = reading.is_finished();
         is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
-    }
-
-    pub fn progress(&self) -> Progress {
-        self.enter();
-        self.disk.progress().expect("a remote disk")
     }
 
     pub fn refuses_puts(&self) -> bool {
@@ -556,9 +561,9 @@ impl Term {
         Term { found, files, changes, acknowledged: 0, kept: None, is_forgotten: false }
     }
 
-    /// Notes that the changes up to a number were acknowledged to clients.
-    fn acknowledge(&mut self, number: u64) {
-        self.acknowledged = self.changes.partition_point(|&(at, _)| at <= number);
+    /// Notes that the changes up to this sync were acknowledged to clients.
+    fn acknowledge(&mut self, sync: u64) {
+        self.acknowledged = self.changes.partition_point(|&(its, _)| its <= sync);
         let is_lost = self.kept.is_some_and(|kept| kept < self.acknowledged);
         assert!(!is_lost, "a change is acknowledged that the next leader has not found");
     }

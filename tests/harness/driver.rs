@@ -613,9 +613,9 @@ impl Driver {
         self.server.stop(self.now)
     }
 
-    /// Hands what remains to a remote disk. Returns whether it has acknowledged everything.
-    pub fn hand_over(&mut self) -> bool {
-        self.server.hand_over();
+    /// Begins to sync what remains on a remote disk. Returns whether everything is stored.
+    pub fn sync_rest(&mut self) -> bool {
+        self.server.sync_rest();
         self.server.is_acknowledged()
     }
 
@@ -630,6 +630,11 @@ impl Driver {
     /// Returns whether too many changes wait for a remote disk: no connection is visited.
     pub fn is_congested(&self) -> bool {
         self.server.is_congested()
+    }
+
+    /// Returns how far a remote disk is.
+    pub fn progress(&self) -> Progress {
+        self.server.store().progress.expect("the disk is remote")
     }
 
     pub fn has_tube(&self, name: &str) -> bool {

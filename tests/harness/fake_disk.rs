@@ -1,14 +1,14 @@
 //! A disk in memory: a local one, which fills up, fails and loses power, or a remote one, which
-//! acknowledges changes late.
+//! stores changes late.
 //!
 //! It keeps two images and the changes between them: the live one, which the server sees, and the
 //! stored one, which every crash leaves. On a local disk a sync stores changes, and a power cut leaves
-//! some of the others, in any order and in part. A remote disk stores changes in their order and
-//! acknowledges each. It divides a write into chunks, as a cluster does. A crash leaves what is stored
-//! and any number of the next changes: their outcome is unknown to the server. After a change is refused,
-//! because another server leads, nothing is stored any more.
+//! some of the others, in any order and in part. A sync of a remote disk hands over all changes, which are
+//! stored one by one, in their order. It divides a write into chunks, as a cluster does. A crash leaves what is
+//! stored and any number of the next changes that were handed over: their outcome is unknown to the server. After
+//! a change is refused, because another server leads, nothing is stored any more.
 
-use super::driver::{BinlogError, Disk, FileNumber, Progress, RecordRead};
+use super::driver::{BinlogError, Disk, FileNumber, RecordRead};
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
@@ -62,8 +62,6 @@ pub struct Faults {
     pub of_reads: VecDeque<ReadFault>,
     /// Syncs that replies do not wait for are done in the background.
     pub syncs_in_background: bool,
-    /// All changes that wait for a remote disk have waited for too long.
-    pub is_overdue: bool,
 }
 
 /// Names, and the bytes of each inode. A file that is renamed keeps its inode.
@@ -90,18 +88,22 @@ enum Change {
     Names(Vec<(String, Option<usize>)>),
 }
 
-/// How a remote disk stores changes, and acknowledges them.
+/// How a remote disk stores changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteSetup {
     /// The number of bytes that are stored at once.
     pub chunk_len: usize,
-    /// The disk is congested while more bytes wait. `None`: never.
-    pub congested_above: Option<usize>,
-    /// Changes are handed over only when all earlier ones are acknowledged.
-    pub is_batched: bool,
-    /// The seed that decides which changes are acknowledged in the commit that hands them over.
-    /// `None`: none.
+    /// The seed that decides which changes are stored in the commit that hands them over. `None`: none.
     pub eager: Option<u64>,
+}
+
+/// How far a remote disk is, by the numbers of changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stored {
+    /// The last change that was made.
+    pub made: u64,
+    /// The last one that is stored, with all before it.
+    pub stored: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -110,10 +112,10 @@ struct Remote {
     unstored: BTreeSet<usize>,
     /// The number of the last change that the server has handed over.
     handed_over: u64,
-    acknowledged: u64,
-    waiting_bytes: usize,
+    /// That of the last one that is stored.
+    stored: u64,
     setup: RemoteSetup,
-    /// Decides how many changes are acknowledged as soon as they are handed over.
+    /// Decides how many changes are stored as soon as they are handed over.
     eager: Option<fastrand::Rng>,
     /// A change was refused. The stored files are those of the next server.
     is_refused: bool,
@@ -187,7 +189,7 @@ impl FakeDisk {
         disk.0.borrow_mut().remote = Some(Remote {
             setup,
             handed_over: FIRST_NUMBER,
-            acknowledged: FIRST_NUMBER,
+            stored: FIRST_NUMBER,
             eager: setup.eager.map(fastrand::Rng::with_seed),
             ..Remote::default()
         });
@@ -287,13 +289,14 @@ impl FakeDisk {
 
     // ---- A remote disk ----
 
-    /// Stores and acknowledges the next `count` changes that were handed over, or all that there are.
+    /// Stores the next `count` changes that were handed over, or all that there are. With the last one the sync
+    /// ends.
     pub fn acknowledge(&self, count: usize) {
         self.0.borrow_mut().acknowledge(count);
     }
 
     /// Refuses one of the changes that were handed over: another server leads. Those before it are
-    /// stored, but not acknowledged.
+    /// stored, but the server does not get to know that.
     pub fn refuse(&self, random: &mut fastrand::Rng) {
         let mut state = self.0.borrow_mut();
         let Some(remote) = &state.remote else { return };
@@ -306,16 +309,23 @@ impl FakeDisk {
         self.0.borrow().remote.as_ref().is_some_and(|remote| remote.is_refused)
     }
 
-    /// Returns the number of changes that are not acknowledged.
+    /// Returns the number of changes that are not stored.
     pub fn waiting(&self) -> usize {
         let state = self.0.borrow();
         if state.remote.is_some() { state.waiting.len() } else { 0 }
     }
 
-    /// Returns whether the server has handed over all changes that it may.
+    /// Returns how far a remote disk is.
+    pub fn progress(&self) -> Stored {
+        let state = self.0.borrow();
+        let stored = |remote: &Remote| Stored { made: state.written, stored: remote.stored };
+        state.remote.as_ref().map(stored).unwrap_or_default()
+    }
+
+    /// Returns whether the server has handed over all changes that it may: it waits for the end of a sync.
     pub fn has_all(&self) -> bool {
         let state = self.0.borrow();
-        let is_handed_over = |it: &Remote| it.is_full() || it.handed_over == state.written;
+        let is_handed_over = |it: &Remote| state.sync.is_some() || it.handed_over == state.written;
         state.remote.as_ref().is_none_or(is_handed_over)
     }
 
@@ -444,13 +454,6 @@ impl Change {
     }
 }
 
-impl Remote {
-    /// Returns whether nothing may be handed over now.
-    fn is_full(&self) -> bool {
-        self.setup.is_batched && self.acknowledged < self.handed_over
-    }
-}
-
 impl State {
     fn inode(&self, number: FileNumber) -> io::Result<usize> {
         self.live.number(&name(number))
@@ -500,9 +503,6 @@ impl State {
     /// Queues a change that the live image has.
     fn queue(&mut self, change: Change) {
         self.written += 1 + change.len() as u64;
-        if let Some(remote) = &mut self.remote {
-            remote.waiting_bytes += change.len();
-        }
         self.waiting.push_back((self.written, change));
     }
 
@@ -637,14 +637,32 @@ impl State {
         let Some(remote) = self.remote.as_mut().filter(|remote| !remote.is_refused) else { return };
         for _ in 0..count {
             let first = self.waiting.pop_front_if(|(number, _)| *number <= remote.handed_over);
-            let Some((number, change)) = first else { return };
+            let Some((number, change)) = first else { break };
             self.stored.apply(&change);
-            remote.waiting_bytes -= change.len();
-            remote.acknowledged = number;
+            remote.stored = number;
+        }
+        if remote.stored == remote.handed_over {
+            self.end_sync();
         }
     }
 
-    /// Returns the number of changes that are handed over and not acknowledged.
+    /// Begins a sync of a remote disk.
+    fn hand_over(&mut self) {
+        let (last, waiting) = (self.written, self.waiting.len());
+        let sync =
+            Sync { last, files: Vec::new(), with_names: false, in_background: false, result: None };
+        self.sync = Some(sync);
+        let Some(remote) = &mut self.remote else { return };
+        remote.handed_over = last;
+        if let Some(random) = &mut remote.eager
+            && random.bool()
+        {
+            let count = random.usize(..=waiting);
+            self.acknowledge(count);
+        }
+    }
+
+    /// Returns the number of changes that are handed over and not stored.
     fn handed_over(&self, remote: &Remote) -> usize {
         self.waiting.partition_point(|(number, _)| *number <= remote.handed_over)
     }
@@ -797,8 +815,10 @@ impl Disk for FakeDisk {
 
     fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
         let mut state = self.0.borrow_mut();
-        assert!(state.remote.is_none(), "a sync: a remote disk needs none");
         assert!(state.sync.is_none(), "a sync is begun, and another one has not ended");
+        if state.remote.is_some() {
+            return state.hand_over();
+        }
         let inode = |number: FileNumber| state.live.names[&name(number)];
         let files: Vec<_> = files.iter().map(|&number| (number, inode(number))).collect();
         let (in_background, last) =
@@ -816,7 +836,7 @@ impl Disk for FakeDisk {
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
         let mut state = self.0.borrow_mut();
-        if must_wait {
+        if must_wait && state.remote.is_none() {
             state.end_sync();
         }
         let ended = state.sync.take_if(|sync| sync.result.is_some())?;
@@ -860,26 +880,8 @@ impl Disk for FakeDisk {
         Ok(to)
     }
 
-    fn hand_over(&mut self) {
-        let mut state = self.0.borrow_mut();
-        let (written, waiting) = (state.written, state.waiting.len());
-        let Some(remote) = state.remote.as_mut().filter(|remote| !remote.is_full()) else { return };
-        remote.handed_over = written;
-        if let Some(random) = &mut remote.eager
-            && random.bool()
-        {
-            let count = random.usize(..=waiting);
-            state.acknowledge(count);
-        }
-    }
-
-    fn progress(&self) -> Option<Progress> {
-        let state = self.0.borrow();
-        let Remote { acknowledged, waiting_bytes, setup, .. } = *state.remote.as_ref()?;
-        let is_overdue = state.faults.is_overdue;
-        let is_congested = setup.congested_above.is_some_and(|most| waiting_bytes > most);
-        let (written, overdue) = (state.written, if is_overdue { state.written } else { 0 });
-        Some(Progress { written, acknowledged, is_congested, is_stalled: is_overdue, overdue })
+    fn is_remote(&self) -> bool {
+        self.0.borrow().remote.is_some()
     }
 
     fn refuses_puts(&self) -> bool {

@@ -94,7 +94,7 @@ pub struct Core {
     disk: Option<FakeDisk>,
 }
 
-/// The bytes that a remote disk acknowledges at once.
+/// The bytes that a remote disk stores at once.
 const CHUNK_LEN: usize = 60;
 /// A server that has more to do after this many rounds never ends.
 const MOST_ROUNDS: usize = 100_000;
@@ -139,7 +139,8 @@ impl Core {
 
 fn start(manner: &Manner, disk: Option<&FakeDisk>, now: Nanos) -> Driver {
     let is_remote = manner.disk == DiskKind::LateAcknowledgements;
-    let syncing = if is_remote { Syncing::Never } else { manner.options.syncing };
+    let syncing =
+        if is_remote { Syncing::Remote(Nanos::from_secs(5)) } else { manner.options.syncing };
     Driver::start(Options { syncing, ..manner.options }, disk.map(FakeDisk::boxed), now)
         .expect("the disk works")
 }

@@ -18,7 +18,7 @@ use super::event::{Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model};
 use crate::harness::driver::{
-    self, Client, Disk, Driver, Flushed, Limits, Nanos, Progress, Settings, Syncing, Visit,
+    self, Client, Driver, Flushed, Limits, Nanos, Settings, Syncing, Visit,
 };
 use crate::harness::fake_disk::{FakeDisk, Files, ReadFault};
 use std::collections::BTreeMap;
@@ -198,11 +198,6 @@ impl Simulation {
 
     fn may_lack_space(&self) -> bool {
         self.has_capacity() || self.setup.limit.is_some()
-    }
-
-    /// Returns which changes a remote disk has acknowledged.
-    fn progress(&self) -> Progress {
-        Disk::progress(&self.disk).unwrap_or_default()
     }
 
     // ---- Events ----
@@ -446,7 +441,7 @@ impl Simulation {
             return Err("changes are not handed over in the commit".to_owned());
         }
         self.note_syncs()?;
-        self.commits.push(self.progress().written);
+        self.commits.push(self.disk.progress().made);
         self.hold_replies();
         let worst_end = self.end(Some(0));
         self.journal.commit(self.now(), worst_end);
@@ -496,7 +491,7 @@ impl Simulation {
 
     /// Notes which replies wait for the changes until now.
     fn hold_replies(&mut self) {
-        let progress = self.progress();
+        let progress = self.disk.progress();
         for socket in self.sockets.values_mut() {
             socket.held.commit(self.driver.made(socket.client).len(), progress);
         }
@@ -507,7 +502,7 @@ impl Simulation {
     fn end(&self, power_cut: Option<u64>) -> End {
         let is_lossless = power_cut.is_none() && !self.disk.is_refused();
         if self.setup.chunk_len.is_some() {
-            let acknowledged = self.progress().acknowledged;
+            let acknowledged = self.disk.progress().stored;
             let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
             let commits = self.commits.partition_point(|&change| change <= last);
             return End::Unacknowledged { commits: commits as u64 };
@@ -523,7 +518,7 @@ impl Simulation {
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.
     fn follow_flush(&mut self, flushed: &Flushed) -> Result<(), Failure> {
-        let progress = self.progress();
+        let progress = self.disk.progress();
         for (client, bytes) in &flushed.sent {
             let number = self.numbers[client];
             let socket = self.socket(number);
@@ -594,6 +589,8 @@ fn options(setup: &Setup) -> driver::Options {
         ..Settings::DEFAULT
     };
     let syncing = match setup.sync_within {
+        // No connection is given up.
+        None if setup.chunk_len.is_some() => Syncing::Remote(Nanos::NEVER),
         None => Syncing::Never,
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
@@ -601,8 +598,14 @@ fn options(setup: &Setup) -> driver::Options {
     // Only with threads a body of any length is read in the background. What is due after a long time is done
     // at once, unless the setup has a small limit.
     let least_due_work = setup.limits.most_due_work;
-    let limits = Limits { read_at_once_bytes: usize::MAX, least_due_work, ..setup.limits };
+    let congested_bytes = setup.congested_above.map_or(usize::MAX, to_usize);
+    let read_at_once_bytes = usize::MAX;
+    let limits = Limits { read_at_once_bytes, least_due_work, congested_bytes, ..setup.limits };
     driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
+}
+
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).expect("it has 64 bits")
 }
 
 fn nanos(nanos: u64) -> Nanos {

@@ -25,8 +25,8 @@ pub struct Setup {
     pub limit: Option<u64>,
     /// Those of a remote disk: see [`RemoteSetup`]. Without a length of chunks it is local.
     pub chunk_len: Option<u64>,
+    /// No command runs while so many bytes wait for it.
     pub congested_above: Option<u64>,
-    pub is_batched: bool,
     pub eager: Option<u64>,
     /// The bytes of bodies that stay in memory. `None`: all do. The others are read back: at
     /// once, or in the background with `has_threads`.
@@ -56,13 +56,12 @@ impl Setting {
 
 /// Steps of 2 to 8 jobs, names or comparisons, and shares of a few commands: so commands take many
 /// iterations, and others run between their steps.
-pub const SETTINGS: [Setting; 27] = [
+pub const SETTINGS: [Setting; 26] = [
     Setting("file-size", Of::Number(|it| &mut it.file_size)),
     Setting("sync-within", Of::Number(|it| &mut it.sync_within)),
     Setting("limit", Of::Number(|it| &mut it.limit)),
     Setting("chunk-len", Of::Number(|it| &mut it.chunk_len)),
     Setting("congested-above", Of::Number(|it| &mut it.congested_above)),
-    Setting("batched", Of::Flag(|it| &mut it.is_batched)),
     Setting("eager", Of::Number(|it| &mut it.eager)),
     Setting("body-cache", Of::Number(|it| &mut it.body_cache)),
     Setting("threads", Of::Flag(|it| &mut it.has_threads)),
@@ -103,13 +102,8 @@ impl Setup {
     }
 
     pub fn remote(&self) -> Option<RemoteSetup> {
-        let to_usize = |bytes| usize::try_from(bytes).expect("it has 64 bits");
-        Some(RemoteSetup {
-            chunk_len: to_usize(self.chunk_len?),
-            congested_above: self.congested_above.map(to_usize),
-            is_batched: self.is_batched,
-            eager: self.eager,
-        })
+        let chunk_len = usize::try_from(self.chunk_len?).expect("it has 64 bits");
+        Some(RemoteSetup { chunk_len, eager: self.eager })
     }
 }
 

@@ -737,7 +737,6 @@ fn draw_binlog(random: &mut fastrand::Rng, setup: &mut Setup) {
         setup.chunk_len = Some([50, 300, 4_000, 70_000][random.usize(..4)]);
         setup.congested_above =
             [None, None, Some(300), Some(3_000), Some(30_000)][random.usize(..5)];
-        setup.is_batched = random.bool();
         setup.eager = (random.u8(..3) == 0).then(|| random.u64(..));
     }
     let is_local = setup.chunk_len.is_none();

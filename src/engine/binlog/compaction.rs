@@ -105,8 +105,7 @@ impl Binlog {
     }
 
     fn can_move(&self) -> bool {
-        let is_congested = self.disk.progress().is_some_and(|progress| progress.is_congested);
-        !is_congested && self.compaction.awaited.is_none()
+        !self.is_congested() && self.compaction.awaited.is_none()
     }
 
     /// Returns when the next idle step is due.

@@ -4,9 +4,9 @@
 //! implementations that tear writes, fail and fill up. An implementation continues short writes and
 //! repeats interrupted calls, so that an error is final.
 //!
-//! A remote disk only queues changes. It stores them later, in their order, and acknowledges them:
-//! [`Disk::progress`]. After a crash the first changes up to some moment are stored, and all
-//! acknowledged ones are among them.
+//! A remote disk only gathers changes. A sync stores all that were made before it, in their order and in the
+//! background. After a crash the first changes up to some moment are stored, and those of all syncs that
+//! have ended are among them.
 
 use super::error::BinlogError;
 use super::reads::RecordRead;
@@ -21,33 +21,6 @@ pub type FileNumber = u32;
 /// The largest file number that C beanstalkd reads.
 pub const LAST_NUMBER: FileNumber = i32::MAX as FileNumber;
 
-/// How far a remote disk is with the changes that were made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// A number that grows with each change.
-    pub written: u64,
-    /// All changes up to this number survive the loss of the machine.
-    pub acknowledged: u64,
-    /// Many changes wait: no more should be made until some are acknowledged.
-    pub is_congested: bool,
-    /// A change has waited for more than a second: nothing is promised to new clients.
-    pub is_stalled: bool,
-    /// Changes up to this number have waited for so long that what waits for them is given up.
-    pub overdue: u64,
-}
-
-impl Progress {
-    /// Returns whether some changes have waited for too long.
-    pub fn has_overdue(self) -> bool {
-        self.overdue > self.acknowledged
-    }
-
-    /// Returns whether no change waits.
-    pub fn is_complete(self) -> bool {
-        self.acknowledged >= self.written
-    }
-}
-
 /// The numbers of a remote disk, for metrics.
 #[derive(Clone, Debug)]
 pub struct RemoteStats {
@@ -55,12 +28,8 @@ pub struct RemoteStats {
     pub lease_left: Nanos,
     /// The durations of transactions.
     pub transactions: Histogram,
-    /// The bytes of all acknowledged changes.
+    /// The bytes of all changes that are stored.
     pub stored_bytes: u64,
-    /// The bytes of the changes that wait.
-    pub waiting_bytes: u64,
-    /// The time since the last acknowledgement, or zero if no change waits.
-    pub waiting_for: Nanos,
 }
 
 /// A directory of files `binlog.N`.
@@ -119,7 +88,8 @@ pub trait Disk: fmt::Debug {
 
     /// Makes the creation, renaming and removal of files survive a power cut if `with_names`, and then
     /// everything that was written to these files. With `in_background` it may be done later, if the disk can do
-    /// that. No other sync may begin before [`Disk::finished_sync`] has returned the result.
+    /// that. No other sync may begin before [`Disk::finished_sync`] has returned the result. On a remote disk it
+    /// is of all changes, and always done later.
     fn begin_sync(&mut self, _files: &[FileNumber], _with_names: bool, _in_background: bool) {}
 
     /// Returns the result of [`Disk::begin_sync`], once, or `None` before its end. Waits for the end if it
@@ -154,12 +124,9 @@ pub trait Disk: fmt::Debug {
     /// file still has its number.
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String>;
 
-    /// Hands over the changes since the last call, if the disk is remote.
-    fn hand_over(&mut self) {}
-
-    /// Returns how far the disk is with the changes, if it is remote.
-    fn progress(&self) -> Option<Progress> {
-        None
+    /// Returns whether the disk is remote.
+    fn is_remote(&self) -> bool {
+        false
     }
 
     /// Returns whether the disk has no space for more than what was made, so that puts are refused.

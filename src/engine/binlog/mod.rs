@@ -63,7 +63,7 @@ use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use syncing::SyncState;
-pub use syncing::Syncing;
+pub use syncing::{Progress, Seq, Syncing};
 
 /// The files of a binlog, and the records that are not written yet.
 #[derive(Debug)]
@@ -245,7 +245,7 @@ impl Binlog {
             self.files.supersede(job);
             let unsynced_since = self.sync.unsynced_since;
             self.append(&Content::Job(*fields), "", &[]);
-            if is_flushed {
+            if is_flushed && !self.disk.is_remote() {
                 self.sync.unsynced_since = unsynced_since;
                 self.has_exempt = true;
             }
@@ -336,7 +336,7 @@ impl Binlog {
 
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies
     /// of the iteration may leave only after it returns `Ok`, and with a remote disk when
-    /// [`Disk::progress`] is complete.
+    /// [`Binlog::progress`] is complete.
     pub fn commit(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.status()?;
         self.now = self.now.max(now);
@@ -347,9 +347,6 @@ impl Binlog {
         self.write_batch();
         self.announce_if_long();
         self.end_sync(false);
-        if self.sync_due().is_some_and(|due| due <= now) {
-            self.begin_sync(true);
-        }
         self.status()?;
         self.files.count_free(self.sync.begun);
         // It waits until the space of earlier files is freed, unless the disk is full. Beyond the bound the commit
@@ -361,7 +358,7 @@ impl Binlog {
         if self.sync.is_truncating {
             self.sync.is_truncating = self.disk.truncate_step();
         }
-        self.hand_over();
+        self.sync_if_due();
         self.status()
     }
 
@@ -372,7 +369,6 @@ impl Binlog {
         self.truncate(self.files.current);
         self.disk.close(self.files.current().number);
         self.sync();
-        self.hand_over();
         self.status()
     }
 
@@ -415,13 +411,6 @@ impl Binlog {
             live_bytes: self.files.live_bytes,
             dead_bytes: written.saturating_sub(self.files.live_bytes),
             is_full: self.refuses_puts(),
-        }
-    }
-
-    /// Hands over what was written to a remote disk.
-    pub fn hand_over(&mut self) {
-        if !self.has_failed() {
-            self.disk.hand_over();
         }
     }
 

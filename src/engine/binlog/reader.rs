@@ -199,7 +199,7 @@ impl<'d> Reader<'d> {
             Some(next) => self.offset = next,
             // A remote disk stores a batch up to some byte, or with all that follow: what is there was
             // written so, and was damaged later.
-            None if cause != Corruption::CUT_SHORT && self.disk.progress().is_some() => {
+            None if cause != Corruption::CUT_SHORT && self.disk.is_remote() => {
                 self.offset = self.size;
             }
             None => return Ok(Item::End { used: offset, tail: Some(damage) }),

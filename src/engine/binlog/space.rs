@@ -85,7 +85,7 @@ impl Binlog {
         self.sync.is_truncating = true;
         let most = u64::from(self.policy.file_size / 2).saturating_sub(HEAD) / SHORT;
         self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
-        self.files.leave_in_order = self.disk.progress().is_some();
+        self.files.leave_in_order = self.disk.is_remote();
         self.files.gaps.forget_before(self.files.oldest_number());
         self.files.current = self.files.list.len();
         for index in 0..self.files.current {

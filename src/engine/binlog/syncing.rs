@@ -8,6 +8,9 @@
 //! syncs, the disk is asked early to start writing, so that the sync itself is short. A disk that can
 //! sync in the background then does so, one sync at a time.
 //!
+//! A remote disk stores all changes in their order, also removals. There is always a sync while changes are not
+//! stored, and replies wait for it, but the loop does not: see [`Progress`].
+//!
 //! A record in an older file must never outlive the record that supersedes it. So a free file is removed
 //! only when a sync has ended that began after the last record that has made it free, after the record of the
 //! gap that it leaves, and after the removal of the file before: otherwise a power cut could bring that one
@@ -34,6 +37,30 @@ pub enum Syncing {
     Within(Nanos),
     /// Never: the system decides.
     Never,
+    /// As soon as a remote disk has ended the sync before. Replies wait for that, at most for this time.
+    Remote(Nanos),
+}
+
+/// The number of a sync, in the order in which they begin.
+pub type Seq = u64;
+
+/// How far the syncs of a remote disk are, for which replies wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The sync that stores the last change.
+    pub wanted: Seq,
+    /// The last sync that has ended.
+    pub ended: Seq,
+    /// Many changes wait for the next sync: no more should be made until it begins.
+    pub is_congested: bool,
+    /// The bytes that are not stored.
+    pub waiting_bytes: usize,
+    /// The moment of the oldest change that is not stored.
+    pub oldest: Option<Nanos>,
+    /// The moment of the commit, in steps of a tenth of a second.
+    pub now: Nanos,
+    /// What has waited for longer is given up.
+    pub patience: Nanos,
 }
 
 /// What is not synced yet, and what waits for that.
@@ -49,10 +76,15 @@ pub struct SyncState {
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
     /// How many syncs of all records and names were begun, and the number of the last one that has ended.
-    pub begun: u64,
-    ended: u64,
+    pub begun: Seq,
+    ended: Seq,
+    /// The moment of the oldest change of the sync that was begun last, and the bytes that were written for it.
+    begun_since: Nanos,
+    begun_bytes: usize,
+    /// The bytes that were written since.
+    pub unsynced_bytes: usize,
     /// The number of syncs that were begun before the last removal of a file.
-    removed_at: u64,
+    removed_at: Seq,
     /// The moment of the next attempt, after a file could not be removed, or created for a drained binlog.
     pub retry_at: Nanos,
     /// The disk has not freed the space of all removed files.
@@ -77,6 +109,38 @@ const NO_ROOM_PAUSE: Nanos = Nanos::from_secs(1);
 
 /// The pause before a failed removal is tried again.
 pub const RETRY_PAUSE: Nanos = Nanos::from_secs(60);
+
+/// A change that is not stored for longer is a stall.
+const STALL: Nanos = Nanos::from_secs(1);
+/// The precision of [`Progress::now`]: replies that wait are looked at so often.
+const PROGRESS_INTERVAL: Nanos = Nanos::from_millis(100);
+
+impl Progress {
+    /// Returns whether all changes are stored.
+    pub fn is_complete(self) -> bool {
+        self.ended >= self.wanted
+    }
+
+    /// Returns for how long the oldest change has waited.
+    pub fn waiting_for(self) -> Nanos {
+        self.oldest.map_or(Nanos::ZERO, |at| self.now.since(at))
+    }
+
+    /// Returns whether a change has waited for more than a second: nothing is promised to new clients.
+    pub fn is_stalled(self) -> bool {
+        self.waiting_for() > STALL
+    }
+
+    /// Returns whether what waits since this moment has waited for too long.
+    pub fn is_overdue(self, since: Nanos) -> bool {
+        self.now.since(since) > self.patience
+    }
+
+    /// Returns whether some change has waited for too long.
+    pub fn has_overdue(self) -> bool {
+        self.waiting_for() > self.patience
+    }
+}
 
 impl SyncState {
     /// Returns whether there is a background sync. When it has ended, the loop is woken.
@@ -111,17 +175,61 @@ impl Binlog {
         self.policy.syncing == Syncing::EachIteration
     }
 
+    /// Returns whether the files of a directory are synced.
+    fn syncs_files(&self) -> bool {
+        matches!(self.policy.syncing, Syncing::EachIteration | Syncing::Within(_))
+    }
+
+    /// Returns how far the syncs are for which replies wait.
+    pub fn progress(&self) -> Option<Progress> {
+        let Syncing::Remote(patience) = self.policy.syncing else { return None };
+        let SyncState { begun, ended, unsynced_since, unsynced_bytes, .. } = self.sync;
+        let is_changed = unsynced_since.is_some() || self.sync.has_new_names;
+        let (begun_since, begun_bytes) = match self.sync.is_in_background() {
+            true => (Some(self.sync.begun_since), self.sync.begun_bytes),
+            false => (None, 0),
+        };
+        let step = PROGRESS_INTERVAL.as_nanos();
+        Some(Progress {
+            wanted: begun + u64::from(is_changed),
+            ended,
+            is_congested: self.is_congested(),
+            waiting_bytes: begun_bytes + unsynced_bytes,
+            oldest: begun_since.or(unsynced_since),
+            now: Nanos::from_nanos(self.now.as_nanos() / step * step),
+            patience,
+        })
+    }
+
+    /// Returns whether too many changes wait for a remote disk.
+    pub(super) fn is_congested(&self) -> bool {
+        let most = self.policy.limits.congested_bytes;
+        matches!(self.policy.syncing, Syncing::Remote(_)) && self.sync.unsynced_bytes >= most
+    }
+
     /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
     /// sync.
     pub(super) fn sync_due(&self) -> Option<Nanos> {
-        let since = self.sync.unsynced_since.filter(|_| !self.sync.is_in_background())?;
+        let SyncState { unsynced_since, has_new_names, .. } = self.sync;
+        if self.sync.is_in_background() {
+            return None;
+        }
         match self.policy.syncing {
-            Syncing::EachIteration => Some(since),
+            Syncing::EachIteration => unsynced_since,
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
-                Some(since + span.since(quarter.min(SYNC_MARGIN)))
+                Some(unsynced_since? + span.since(quarter.min(SYNC_MARGIN)))
             }
             Syncing::Never => None,
+            Syncing::Remote(_) => unsynced_since.or(has_new_names.then_some(self.now)),
+        }
+    }
+
+    /// Notes the end of a background sync, and begins the next one if that is due.
+    pub fn sync_if_due(&mut self) {
+        self.end_sync(false);
+        if self.sync_due().is_some_and(|due| due <= self.now) {
+            self.begin_sync(true);
         }
     }
 
@@ -147,9 +255,11 @@ impl Binlog {
         if self.sync.is_in_background() {
             return;
         }
-        let in_background = may_wait && matches!(self.policy.syncing, Syncing::Within(_));
+        let in_background = may_wait && self.policy.syncing != Syncing::EachIteration;
         self.files.count_free(self.sync.begun);
         self.sync.begun += 1;
+        self.sync.begun_since = self.sync.unsynced_since.unwrap_or(self.now);
+        self.sync.begun_bytes = std::mem::take(&mut self.sync.unsynced_bytes);
         let has_records = self.sync.unsynced_since.take().is_some();
         let with_names = std::mem::take(&mut self.sync.has_new_names);
         let mut files = std::mem::take(&mut self.sync.unsynced_closed);
@@ -192,7 +302,7 @@ impl Binlog {
 
     /// Syncs a file of an earlier start.
     pub(super) fn sync_old(&mut self, number: FileNumber) {
-        if self.policy.syncing != Syncing::Never && !self.has_failed() {
+        if self.syncs_files() && !self.has_failed() {
             self.disk.begin_sync(&[number], false, false);
             self.sync.begun += 1;
             self.end_sync(true);
@@ -209,7 +319,7 @@ impl Binlog {
             self.sync();
         }
         let number = self.files.current().number;
-        if self.sync.unsynced_since.is_some() && self.policy.syncing != Syncing::Never {
+        if self.sync.unsynced_since.is_some() && self.syncs_files() {
             self.sync.unsynced_closed.push(number);
         } else {
             self.disk.close(number);
@@ -236,12 +346,13 @@ impl Binlog {
     }
 
     /// Returns whether a free file may be removed: what has made it free is synced, and so is the removal of
-    /// the file before.
+    /// the file before. A remote disk keeps that order.
     fn may_remove(&self, index: usize) -> bool {
         let is_free =
             self.files.list[index].free_since.is_some_and(|since| since < self.sync.ended);
         let are_names_synced = self.sync.removed_at < self.sync.ended;
-        is_free && are_names_synced && !self.has_failed()
+        let is_synced = is_free && are_names_synced;
+        (is_synced || self.disk.is_remote()) && !self.has_failed()
     }
 
     /// Removes free files, as many as one iteration has time for.
@@ -273,8 +384,8 @@ impl Binlog {
             self.sync.retry_at = self.now + NO_ROOM_PAUSE;
             return false;
         }
+        self.write_batch();
         if !self.may_remove(index) && may_wait {
-            self.write_batch();
             self.begin_sync(true);
         } else if !self.may_remove(index) {
             self.sync();
@@ -323,7 +434,7 @@ impl Binlog {
         let is_sorted = numbers.clone().is_sorted_by(|before, after| before < after);
         let are_there = numbers.min() >= Some(self.files.oldest_number());
         assert!(is_sorted && are_there, "{closed:?} are to be synced, before binlog.{number}");
-        let is_wanted = self.policy.syncing != Syncing::Never
+        let is_wanted = self.syncs_files()
             && (unsynced_since.is_some() || self.has_failed())
             && closed.len() <= MAX_UNSYNCED_CLOSED;
         assert!(closed.is_empty() || is_wanted, "{closed:?} are kept to be synced, but never are");

@@ -98,6 +98,7 @@ impl Binlog {
         if !self.has_failed() {
             let written = self.disk.write(number, offset, bytes);
             self.keep_error(written, || format!("cannot write binlog.{number}"));
+            self.sync.unsynced_bytes += bytes.len();
         }
     }
 

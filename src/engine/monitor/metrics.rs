@@ -13,6 +13,7 @@
 
 use super::http_conn::{Page, View};
 use super::tube_scan::{self, TubeScan, TubeStats};
+use crate::engine::binlog::Progress;
 use crate::engine::binlog::disk::RemoteStats;
 use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::commands::{COMMANDS, Counted};
@@ -241,13 +242,13 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     text
 }
 
-fn write_remote(remote: &RemoteStats, to: &mut Samples<'_>) {
+fn write_remote(remote: &RemoteStats, progress: Progress, to: &mut Samples<'_>) {
     to.one("beanstalkd_leading", 1_u8);
     to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
     to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
     to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
-    to.one("beanstalkd_etcd_unacknowledged_bytes", remote.waiting_bytes);
-    to.one("beanstalkd_etcd_waiting_seconds", Seconds(remote.waiting_for));
+    to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
+    to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for()));
 }
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
@@ -264,8 +265,8 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     to.one("beanstalkd_binlog_records_written_total", stats.records_written);
     to.one("beanstalkd_binlog_records_migrated_total", stats.records_migrated);
     to.family("beanstalkd_binlog_sync_seconds").histogram(&binlog.disk.sync_times());
-    if let Some(remote) = binlog.disk.remote_stats() {
-        write_remote(&remote, to);
+    if let Some((remote, progress)) = binlog.disk.remote_stats().zip(binlog.progress()) {
+        write_remote(&remote, progress, to);
     }
 }
 

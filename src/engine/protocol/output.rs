@@ -10,19 +10,20 @@
 //! parts                         60000 bytes and CR LF
 //! ```
 //!
-//! A reply must not be sent before its record is acknowledged by a remote disk. [`Output::hold`] marks
-//! the bytes that wait. There are two marks: for the bytes that wait longest, and for all others. So
-//! a client that sends on and on gets replies with each acknowledgement.
+//! A reply must not be sent before a remote disk has synced its record. [`Output::hold`] marks
+//! the bytes that wait. There are two marks: for the sync in progress, and for the next one. So
+//! a client that sends on and on gets replies with each sync.
 //!
 //! The event loop writes the next slices, and reports with [`Output::sent`] how many bytes the
 //! kernel has accepted. Most connections are idle, so an empty output is a null pointer. Buffers of
 //! sent outputs are reused from a pool.
 
-use crate::engine::binlog::disk::Progress;
+use crate::engine::binlog::{Progress, Seq};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::{BodyRef, ReadBody};
+use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::io::IoSlice;
@@ -50,25 +51,26 @@ struct Pending {
     held: Option<Held>,
 }
 
-/// Which bytes of an output may be sent, and which wait for an acknowledgement.
+/// Which bytes of an output may be sent, and which wait for a sync.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     /// The number of bytes that may be sent.
     sendable_len: usize,
     /// The bytes that wait longest, if any wait.
     first: Option<Mark>,
-    /// All bytes that wait, if there are more.
+    /// Those that wait for the sync after that.
     last: Option<Mark>,
     /// The connection is listed among those whose output is held back.
     is_listed: bool,
 }
 
-/// The bytes at the front of an output that may be sent once a change is acknowledged.
+/// The bytes at the front of an output that may be sent once a sync has ended.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     len: usize,
-    /// The number of the change.
-    change: u64,
+    sync: Seq,
+    /// When the first of them were held back.
+    since: Nanos,
 }
 
 #[derive(Debug)]
@@ -147,18 +149,17 @@ impl Output {
         self.0.as_ref().map_or(0, |pending| pending[0].sendable_len())
     }
 
-    /// Holds back bytes until the changes before them are acknowledged, and releases those whose
-    /// changes are. Returns whether the connection must be listed, to be woken by an acknowledgement.
+    /// Holds back bytes until the changes before them are synced, and releases those whose changes are.
+    /// Returns whether the connection must be listed, to be woken by the end of a sync.
     pub fn hold(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
         let len = pending[0].len();
         pending[0].held.get_or_insert_default().update(len, progress)
     }
 
-    /// Returns whether bytes are held back until a change up to this number is acknowledged.
-    pub fn waits_for(&self, change: u64) -> bool {
-        let held = self.0.as_ref().and_then(|pending| pending[0].held);
-        held.and_then(|held| held.first).is_some_and(|mark| mark.change <= change)
+    /// Returns since when bytes are held back, if some are.
+    pub fn held_since(&self) -> Option<Nanos> {
+        Some(self.0.as_ref()?[0].held?.first?.since)
     }
 
     /// Notes that the connection is not listed any more.
@@ -435,25 +436,23 @@ impl Pending {
 }
 
 impl Held {
-    /// Releases the bytes whose changes are acknowledged, and holds back those of an output of `len`
-    /// bytes that are new. Returns whether the connection must be listed.
+    /// Releases the bytes whose changes are synced, and holds back those of an output of `len` bytes that are
+    /// new. Returns whether the connection must be listed.
     fn update(&mut self, len: usize, progress: Progress) -> bool {
-        let Progress { written, acknowledged, .. } = progress;
-        for mark in [&mut self.first, &mut self.last] {
-            if let Some(done) = mark.take_if(|mark| mark.change <= acknowledged) {
-                self.sendable_len = done.len;
-            }
+        let Progress { wanted, ended, now, .. } = progress;
+        while let Some(done) = self.first.take_if(|mark| mark.sync <= ended) {
+            self.sendable_len = done.len;
+            self.first = self.last.take();
         }
         if progress.is_complete() {
-            *self = Held { sendable_len: len, first: None, last: None, ..*self };
-            return false;
+            self.sendable_len = len;
         }
-        self.first = self.first.or_else(|| self.last.take());
-        match &mut self.first {
+        let newest = if self.last.is_some() { &mut self.last } else { &mut self.first };
+        match newest {
             None if self.sendable_len == len => return false,
-            first @ None => *first = Some(Mark { len, change: written }),
-            Some(first) if first.change == written || first.len == len => first.len = len,
-            Some(_) => self.last = Some(Mark { len, change: written }),
+            Some(newest) if newest.sync == wanted || newest.len == len => newest.len = len,
+            Some(_) => self.last = Some(Mark { len, sync: wanted, since: now }),
+            None => self.first = Some(Mark { len, sync: wanted, since: now }),
         }
         !std::mem::replace(&mut self.is_listed, true)
     }

@@ -32,9 +32,9 @@ mod sending;
 
 pub use link::Readiness;
 
-use crate::engine::binlog::disk::{Disk, Progress};
+use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::error::BinlogError;
-use crate::engine::binlog::{Binlog, Policy, Syncing, record};
+use crate::engine::binlog::{Binlog, Policy, Progress, Syncing, record};
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::conn::{Activity, Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
@@ -438,19 +438,19 @@ impl<S> Server<S> {
         Ok(())
     }
 
-    /// Hands over what remains to a remote disk, and looks how far it is: for a server that was closed.
-    pub fn hand_over(&mut self) {
-        self.store.queue.binlog.iter_mut().for_each(Binlog::hand_over);
+    /// Begins to sync what remains on a remote disk, and looks how far it is: for a server that was closed.
+    pub fn sync_rest(&mut self) {
+        self.store.queue.binlog.iter_mut().for_each(Binlog::sync_if_due);
         self.note_progress();
     }
 
     /// Wakes the connections with output that was held back, if the disk has acknowledged more.
     fn note_progress(&mut self) {
         let s = &mut self.store;
-        let progress = s.queue.binlog.as_ref().and_then(|binlog| binlog.disk.progress());
+        let progress = s.queue.binlog.as_ref().and_then(Binlog::progress);
         let Some(progress) = progress else { return };
         let before = s.progress.replace(progress).unwrap_or_default();
-        match (before.is_stalled, progress.is_stalled) {
+        match (before.is_stalled(), progress.is_stalled()) {
             (false, true) => warn!(
                 "the binlog has not stored a change for more than 1 s; replies wait, and the server \
                  reports that it is not ready"
@@ -458,7 +458,7 @@ impl<S> Server<S> {
             (true, false) => warn!("the binlog stores changes again"),
             (false, false) | (true, true) => {}
         }
-        if progress.acknowledged > before.acknowledged || progress.overdue > before.overdue {
+        if progress.ended > before.ended || (progress.has_overdue() && progress.now > before.now) {
             let mut held = std::mem::take(&mut s.held);
             for key in held.drain(..) {
                 // The connection may have been closed, and its key given to a new one.

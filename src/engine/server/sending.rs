@@ -5,6 +5,7 @@
 
 use super::link::Link;
 use super::{Server, enqueue, link_of};
+use crate::engine::binlog::Progress;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use std::io::{Read, Write};
@@ -101,7 +102,7 @@ impl<S: Read + Write> Server<S> {
     /// Closes connections with commands to run, if none will run soon.
     fn close_overdue(&mut self) {
         let Server { links, store: s, ready, closing, .. } = self;
-        if !s.progress.is_some_and(|progress| progress.has_overdue()) {
+        if !s.progress.is_some_and(Progress::has_overdue) {
             return;
         }
         let has_reply = |link: &mut Link<S>| link.conn.output.sendable_len() > 0;

@@ -34,8 +34,8 @@ pub struct State {
     pub leader: i64,
     /// The revision of the last change of the log.
     pub revision: i64,
-    /// The number of the last change that is stored, with all before it.
-    pub acknowledged: u64,
+    /// How many times changes were stored that were handed over.
+    pub stored_batches: u64,
     /// etcd has no space for more.
     pub is_full: bool,
     /// etcd has space, but it is kept for deletes.
@@ -98,9 +98,9 @@ impl Shared {
         self.standing().map(drop)
     }
 
-    /// Notes that all changes up to this number are stored.
-    pub fn acknowledge(&self, change: u64) {
-        self.change(|state| state.acknowledged = change);
+    /// Notes that the oldest changes that were handed over are stored.
+    pub fn note_stored(&self) {
+        self.change(|state| state.stored_batches += 1);
     }
 
     /// Sets what wakes the event loop, and wakes it: the state may have changed before.

@@ -11,7 +11,6 @@ use super::log::Log;
 use super::nodes::{Nodes, ask_each};
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
-use crate::engine::time::Nanos;
 use crate::os::failure::{self, EXIT_REFUSED};
 use crate::os::membership::{Duty, EXIT_LOST, EtcdOptions, Standing};
 use crate::os::sys::{clock::monotonic, machine};
@@ -82,7 +81,7 @@ impl Membership {
         }
     }
 
-    /// Sets what wakes the caller when [`Membership::standing`] or the progress of the disk changes,
+    /// Sets what wakes the caller when [`Membership::standing`] changes or a sync has ended,
     /// and wakes it.
     pub fn set_waker(&self, waker: Waker) {
         self.shared.set_waker(waker);
@@ -101,7 +100,7 @@ impl Membership {
     /// Returns the files of the binlog.
     pub fn disk(&self) -> Box<dyn Disk> {
         let (shared, requests) = (Arc::clone(&self.shared), self.requests.clone());
-        Box::new(EtcdDisk::new(shared, requests, Nanos::from_secs(self.etcd.lease_ttl_secs)))
+        Box::new(EtcdDisk::new(shared, requests))
     }
 
     /// Ends an import, after all changes are stored: servers can use the binlog from now on.
@@ -170,9 +169,9 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) -> Opt
                 // A server reads the log once.
                 log.cache.retain(|_, _| duty == Duty::Read);
             }
-            Request::Store(changes, last) => match log.store(changes).await {
+            Request::Store(changes) => match log.store(changes).await {
                 Ok(()) => {
-                    shared.acknowledge(last);
+                    shared.note_stored();
                     let _ = log.delete_garbage().await;
                 }
                 Err(failure) => shared.set_standing(Err(failure)),

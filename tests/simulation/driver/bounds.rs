@@ -130,7 +130,7 @@ impl Simulation {
     /// Checks that an idle server has nothing left to run, to read, to send or to close. While the
     /// disk is congested, it neither runs nor reads.
     pub(super) fn check_idle(&self) -> Result<(), Failure> {
-        let progress = self.progress();
+        let progress = self.disk.progress();
         let is_congested = self.driver.is_congested();
         let retry_at = self.now() + RETRY_PAUSE;
         let is_soon = |due: Nanos| due.as_nanos() <= retry_at;

@@ -1,11 +1,10 @@
-//! Replies that wait until a remote disk has acknowledged all changes before them.
+//! Replies that wait until a remote disk has stored all changes before them.
 //!
 //! The replies of an iteration wait for the last change of its commit. They may be sent once that
-//! change is acknowledged. They must be sent once everything is acknowledged that was written until
-//! that moment: the engine may let them wait for later replies of the same client, but not for ever.
+//! change is stored. They must be sent once everything is stored that was written until that moment: the engine may let them wait for later replies of the same client, but not for ever.
 //! On a local disk nothing waits.
 
-use crate::harness::driver::Progress;
+use crate::harness::fake_disk::Stored;
 use std::collections::VecDeque;
 
 /// The unsent replies of a client, by the iterations that made them.
@@ -24,32 +23,32 @@ struct Group {
     end: usize,
     /// The last change of the commit.
     change: u64,
-    /// Once this change is acknowledged, the replies must be sent.
+    /// Once this change is stored, the replies must be sent.
     due: Option<u64>,
 }
 
 impl HeldReplies {
     /// The server has committed with `unsent` bytes of output.
-    pub(super) fn commit(&mut self, unsent: usize, progress: Progress) {
+    pub(super) fn commit(&mut self, unsent: usize, progress: Stored) {
         let end = self.sent + unsent;
         if self.groups.back().map_or(self.sent, |last| last.end) < end {
-            self.groups.push_back(Group { end, change: progress.written, due: None });
+            self.groups.push_back(Group { end, change: progress.made, due: None });
         }
         for group in &mut self.groups {
-            if group.due.is_none() && group.change <= progress.acknowledged {
-                group.due = Some(progress.written);
+            if group.due.is_none() && group.change <= progress.stored {
+                group.due = Some(progress.made);
             }
         }
     }
 
     /// Returns how many bytes may be sent.
-    pub(super) fn allowed(&self, progress: Progress) -> usize {
-        self.len_of(|group| group.change <= progress.acknowledged)
+    pub(super) fn allowed(&self, progress: Stored) -> usize {
+        self.len_of(|group| group.change <= progress.stored)
     }
 
     /// Returns how many bytes must be sent.
-    pub(super) fn required(&self, progress: Progress) -> usize {
-        self.len_of(|group| group.due.is_some_and(|due| due <= progress.acknowledged))
+    pub(super) fn required(&self, progress: Stored) -> usize {
+        self.len_of(|group| group.due.is_some_and(|due| due <= progress.stored))
     }
 
     fn len_of(&self, is_it: impl Fn(&Group) -> bool) -> usize {

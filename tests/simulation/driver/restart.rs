@@ -38,10 +38,10 @@ impl Simulation {
     /// Acknowledges all changes, and sends the replies that waited, as the event loop does before the
     /// server exits. A server that has lost the leadership sends nothing more.
     fn send_last_replies(&mut self) -> Result<(), Failure> {
-        while !self.driver.hand_over() {
+        while !self.driver.sync_rest() {
             let before = self.disk.last_handed_over();
             self.disk.acknowledge(usize::MAX);
-            let is_acknowledged = self.driver.hand_over();
+            let is_acknowledged = self.driver.sync_rest();
             if self.disk.is_refused() {
                 return Ok(());
             }
