@@ -52,6 +52,8 @@ keys! {
     UniqueKey;
     /// A key of a deleted job that is kept for some time.
     KeptKey;
+    /// A job or a kept key, in the binlog's table of all jobs or all kept keys. It has the same number.
+    EntryKey;
 }
 
 /// A job, or the key of a deleted job.

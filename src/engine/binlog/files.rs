@@ -21,7 +21,7 @@ use super::record::{FILE_HEAD_LEN, Layout, SHORT_LEN, VERSION_LEN};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, KeptKey, Key, Owner};
+use crate::engine::keys::{EntryKey, JobKey, KeptKey, Key, Owner};
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
@@ -52,8 +52,8 @@ pub struct Files {
     pub most_gaps: usize,
     /// A remote disk takes a missing file for a lost one, so its files leave oldest first.
     pub leave_in_order: bool,
-    jobs: PagedSlab<JobKey, Entry>,
-    kept: PagedSlab<KeptKey, Entry>,
+    /// Those of jobs, and those of kept keys.
+    entries: [PagedSlab<EntryKey, Entry>; 2],
     /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
     /// buried.
     burials: PagedSlab<JobKey, NonZero<u64>>,
@@ -103,8 +103,8 @@ pub struct File {
     pub free_since: Option<u64>,
     /// The oldest file of which a record was superseded by one of this file so far.
     reaches: FileNumber,
-    jobs: List,
-    kept: List,
+    /// Its jobs, and its kept keys.
+    owners: [List; 2],
     /// The bytes of the full records of its jobs, with the records of their keys, and of kept keys.
     pub live_bytes: u64,
 }
@@ -163,8 +163,7 @@ impl File {
             is_damaged: false,
             free_since: None,
             reaches: number,
-            jobs: List::default(),
-            kept: List::default(),
+            owners: [List::default(); 2],
             live_bytes: 0,
         }
     }
@@ -192,13 +191,14 @@ impl File {
 
     /// Returns whether no job and no kept key belongs to it.
     pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty() && self.kept.is_empty()
+        self.owners.iter().all(List::is_empty)
     }
 
     /// Returns the job that has belonged to it longest, or the kept key if there is no job.
     pub fn first_owner(&self) -> Option<Owner> {
-        let job = self.jobs.front().map(|key| Owner::Job(JobKey::from_number(key)));
-        job.or_else(|| Some(Owner::KeptKey(KeptKey::from_number(self.kept.front()?))))
+        let [jobs, kept] = &self.owners;
+        let job = jobs.front().map(|key| Owner::Job(JobKey::from_number(key)));
+        job.or_else(|| Some(Owner::KeptKey(KeptKey::from_number(kept.front()?))))
     }
 }
 
@@ -377,7 +377,7 @@ impl Files {
 
     /// Returns how many jobs there are.
     pub fn job_count(&self) -> u64 {
-        self.jobs.len() as u64
+        self.entries[JOBS].len() as u64
     }
 
     /// Returns how many short records the deletes of all jobs need.
@@ -392,20 +392,20 @@ impl Files {
 
     /// Returns the entry of a job or kept key, if it has one.
     pub fn find(&self, owner: Owner) -> Option<&Entry> {
-        match owner {
-            Owner::Job(job) => self.jobs.get(job),
-            Owner::KeptKey(kept) => self.kept.get(kept),
-        }
+        let (kind, key) = place_of(owner);
+        self.entries[kind].get(key)
     }
 
     /// Returns all jobs, in the order of their files.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> + '_ {
-        self.list.iter().flat_map(|file| file.jobs.iter(&self.jobs)).map(JobKey::from_number)
+        let jobs = self.list.iter().flat_map(|file| file.owners[JOBS].iter(&self.entries[JOBS]));
+        jobs.map(JobKey::from_number)
     }
 
     /// Returns the bytes of memory that all entries take, with the moments of burials.
     pub fn taken_bytes(&self) -> u64 {
-        self.jobs.taken_bytes() + self.kept.taken_bytes() + self.burials.taken_bytes()
+        let entries: u64 = self.entries.iter().map(PagedSlab::taken_bytes).sum();
+        entries + self.burials.taken_bytes()
     }
 
     /// Returns when a job was buried, by its last record, or zero if that is not known.
@@ -428,20 +428,15 @@ impl Files {
 
     /// Makes sure that the next [`Files::add`] needs no memory, which is of this job or kept key.
     pub fn try_reserve(&mut self, owner: Owner) -> Result<(), TryReserveError> {
-        match owner {
-            Owner::Job(job) => self.jobs.try_reserve(job),
-            Owner::KeptKey(kept) => self.kept.try_reserve(kept),
-        }
+        let (kind, key) = place_of(owner);
+        self.entries[kind].try_reserve(key)
     }
 
     /// Adds a job or kept key whose record, of `len` bytes with that of its key, is in this file at `offset`.
     /// The key of a job is kept after its delete if it `is_keeping`. Call [`Files::try_reserve`] before.
     pub fn add(&mut self, owner: Owner, place: (FileNumber, u64), len: u64, is_keeping: bool) {
-        let entry = Entry::new(place, len, is_keeping);
-        let added = match owner {
-            Owner::Job(job) => self.jobs.try_insert(job, entry),
-            Owner::KeptKey(kept) => self.kept.try_insert(kept, entry),
-        };
+        let (kind, key) = place_of(owner);
+        let added = self.entries[kind].try_insert(key, Entry::new(place, len, is_keeping));
         added.expect("the memory is reserved");
         self.attach(owner);
     }
@@ -457,31 +452,26 @@ impl Files {
     /// Notes that a job has a key, which will be kept after its delete or not, or no key, and the length of its
     /// records together.
     pub fn set_key(&mut self, key: JobKey, len: u64, is_keeping: bool) {
-        let Entry { file, offset, .. } = self.jobs[key];
+        let &Entry { file, offset, .. } = self.entry(Owner::Job(key));
         let place = (file.get(), offset.into());
         self.replace(Owner::Job(key), Entry::new(place, len, is_keeping));
     }
 
     fn replace(&mut self, owner: Owner, entry: Entry) {
+        let (kind, key) = place_of(owner);
         self.detach(owner);
-        match owner {
-            Owner::Job(job) => self.jobs[job] = entry,
-            Owner::KeptKey(kept) => self.kept[kept] = entry,
-        }
+        self.entries[kind][key] = entry;
         self.attach(owner);
     }
 
     /// Removes a job or a kept key and returns its entry.
     pub fn remove(&mut self, owner: Owner) -> Entry {
+        let (kind, key) = place_of(owner);
         self.detach(owner);
-        let removed = match owner {
-            Owner::Job(job) => {
-                self.burials.remove(job);
-                self.jobs.remove(job)
-            }
-            Owner::KeptKey(kept) => self.kept.remove(kept),
-        };
-        removed.expect("it was just detached")
+        if let Owner::Job(job) = owner {
+            self.burials.remove(job);
+        }
+        self.entries[kind].remove(key).expect("it was just detached")
     }
 
     /// Notes that a record of the current file supersedes one of a job or a kept key.
@@ -501,10 +491,8 @@ impl Files {
         self.keeping_jobs += u64::from(entry.keeps_key());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
-        match owner {
-            Owner::Job(job) => file.jobs.push_back(&mut self.jobs, job.number()),
-            Owner::KeptKey(kept) => file.kept.push_back(&mut self.kept, kept.number()),
-        }
+        let (kind, key) = place_of(owner);
+        file.owners[kind].push_back(&mut self.entries[kind], key.number());
         file.live_bytes += len;
         self.live_bytes += len;
     }
@@ -515,10 +503,8 @@ impl Files {
         self.keeping_jobs -= u64::from(entry.keeps_key());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
-        match owner {
-            Owner::Job(job) => file.jobs.remove(&mut self.jobs, job.number()),
-            Owner::KeptKey(kept) => file.kept.remove(&mut self.kept, kept.number()),
-        }
+        let (kind, key) = place_of(owner);
+        file.owners[kind].remove(&mut self.entries[kind], key.number());
         let rest = file.live_bytes.checked_sub(len);
         file.live_bytes = rest.expect("the record counts as live in its file");
         self.are_free_known &= !file.is_empty() || index == self.current;
@@ -530,24 +516,25 @@ impl Files {
     /// Panics unless all sums and lists agree, and each file is in the state that its position requires.
     pub fn check(&self) {
         assert_eq!(self.sums, self.count(), "sums of all files, noted and counted");
-        self.jobs.check(format_args!("the entries of jobs"));
-        self.kept.check(format_args!("the entries of kept keys"));
         self.burials.check(format_args!("the moments of burials"));
-        let (mut jobs, mut kept, mut live_bytes) = (0, 0, 0);
-        for file in &self.list {
-            self.check_file(file);
-            jobs += file.jobs.len() as usize;
-            kept += file.kept.len() as usize;
-            live_bytes += file.live_bytes;
+        self.list.iter().for_each(|file| self.check_file(file));
+        for (kind, entries) in self.entries.iter().enumerate() {
+            entries.check(format_args!("the entries of {}", KINDS[kind]));
+            let of_files: u32 = self.list.iter().map(|file| file.owners[kind].len()).sum();
+            assert_eq!(
+                entries.len(),
+                of_files as usize,
+                "{} with entries, and of all files",
+                KINDS[kind]
+            );
         }
         assert!(self.list.iter().is_sorted_by_key(|file| file.number), "files are in order");
-        assert_eq!(self.jobs.len(), jobs, "jobs with entries, and jobs of all files");
-        assert_eq!(self.kept.len(), kept, "kept keys with entries, and kept keys of all files");
+        let live_bytes: u64 = self.list.iter().map(|file| file.live_bytes).sum();
         assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
-        let keeping = self.jobs.iter().filter(|(_, entry)| entry.keeps_key()).count();
+        let keeping = self.entries[JOBS].iter().filter(|(_, entry)| entry.keeps_key()).count();
         assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
         for (key, _) in self.burials.iter() {
-            assert!(self.jobs.get(key).is_some(), "{key:?} is buried and has no entry");
+            assert!(self.find(Owner::Job(key)).is_some(), "{key:?} is buried and has no entry");
         }
         let File { number, used, is_damaged, .. } = *self.current();
         assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
@@ -570,16 +557,29 @@ impl Files {
             "binlog.{number} is free and has jobs"
         );
         let mut live_bytes = 0;
-        let mut count = |owner: Owner| {
-            let entry = self.entry(owner);
-            assert_eq!(entry.file(), number, "the file of {owner:?}, in its entry and by its list");
-            live_bytes += entry.live_bytes();
-        };
-        let jobs = format_args!("the jobs of binlog.{number}");
-        file.jobs.check(&self.jobs, jobs, |key| count(Owner::Job(JobKey::from_number(key))));
-        let kept = format_args!("the kept keys of binlog.{number}");
-        file.kept.check(&self.kept, kept, |key| count(Owner::KeptKey(KeptKey::from_number(key))));
+        for (kind, owners) in file.owners.iter().enumerate() {
+            let what = format_args!("the {} of binlog.{number}", KINDS[kind]);
+            owners.check(&self.entries[kind], what, |key| {
+                let entry = &self.entries[kind][EntryKey::from_number(key)];
+                assert_eq!(entry.file(), number, "the file of an entry, and of the list with it");
+                live_bytes += entry.live_bytes();
+            });
+        }
         assert_eq!(file.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
+    }
+}
+
+/// The indexes of what is kept for jobs, and for kept keys.
+const JOBS: usize = 0;
+const KEPT: usize = 1;
+/// What these are, for messages.
+const KINDS: [&str; 2] = ["jobs", "kept keys"];
+
+/// Returns where the entry of a job or kept key is.
+fn place_of(owner: Owner) -> (usize, EntryKey) {
+    match owner {
+        Owner::Job(job) => (JOBS, EntryKey::from_number(job.number())),
+        Owner::KeptKey(kept) => (KEPT, EntryKey::from_number(kept.number())),
     }
 }
 
@@ -607,12 +607,12 @@ fn file_number(number: FileNumber) -> NonZero<FileNumber> {
 }
 
 /// The links of the lists of jobs and of kept keys in a file.
-impl<K: Key> Linked for PagedSlab<K, Entry> {
+impl Linked for PagedSlab<EntryKey, Entry> {
     fn links(&self, key: u32) -> Links {
-        self[K::from_number(key)].links
+        self[EntryKey::from_number(key)].links
     }
 
     fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self[K::from_number(key)].links
+        &mut self[EntryKey::from_number(key)].links
     }
 }
