@@ -16,7 +16,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A directory with a binlog.
 #[derive(Debug)]
@@ -26,9 +25,9 @@ pub struct Directory {
     files: Vec<OpenFile>,
     /// The threads that wait for the disk, if bodies are read back.
     threads: Option<Threads>,
-    /// Removed files that the loop truncates in steps, and their lengths: freeing the whole space of a file
-    /// at once would stall it for milliseconds. Empty if there are threads, which free the space.
-    unlinked: Vec<(File, u64)>,
+    /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
+    /// at once would stall the loop, or a sync of the thread, for milliseconds.
+    unlinked: Vec<(Arc<File>, u64)>,
     /// Descriptors that are closed when a file is opened, so that opening never fails because clients
     /// have all descriptors.
     reserved_fds: Vec<File>,
@@ -56,8 +55,6 @@ struct Threads {
     reads: DiskThread<io::Result<Vec<u8>>>,
     /// Syncs files and frees removed ones.
     syncs: DiskThread<FinishedSync>,
-    /// The number of removed files whose space is not freed.
-    unfreed: Arc<AtomicUsize>,
 }
 
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
@@ -81,6 +78,8 @@ const MAX_QUEUED: usize = 8;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
+/// The thread does so by this much, in a few milliseconds, for which a sync waits.
+const TRUNCATE_STEP_OF_THREAD: u64 = 4 * 1024 * 1024;
 
 /// So many zeros are written in a row where the file system cannot allocate space.
 const ZEROS: usize = 16 * 1024;
@@ -146,12 +145,11 @@ impl Directory {
     /// is too little, the space of all removed files is freed first.
     fn allocate(&mut self, number: FileNumber, from: u64, to: u64) -> io::Result<()> {
         let taken = allocate(self.file(number, true)?, from, to);
-        let unfreed = self.threads.as_ref().map_or(self.unlinked.len(), Threads::unfreed);
-        if taken.is_ok() || unfreed == 0 {
+        if taken.is_ok() || self.unlinked.is_empty() {
             return taken;
         }
         self.unlinked.clear();
-        self.threads.iter().for_each(Threads::free_all);
+        self.threads.iter().for_each(|threads| threads.syncs.catch_up());
         self.reserve_fds();
         allocate(self.file(number, true)?, from, to)
     }
@@ -176,7 +174,6 @@ impl Directory {
             // A read may take any time.
             reads: DiskThread::start("reads", Arc::clone(&waker), false)?,
             syncs: DiskThread::start("syncs", waker, true)?,
-            unfreed: Arc::default(),
         });
         self.reserve_fds();
         Ok(())
@@ -220,19 +217,6 @@ impl Directory {
             return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
         }
         Ok(())
-    }
-}
-
-impl Threads {
-    fn unfreed(&self) -> usize {
-        self.unfreed.load(Ordering::Relaxed)
-    }
-
-    /// Waits until the space of all removed files is freed.
-    fn free_all(&self) {
-        while self.unfreed() > 0 {
-            self.syncs.catch_up();
-        }
     }
 }
 
@@ -383,29 +367,36 @@ impl Disk for Directory {
             && let Ok(metadata) = file.metadata()
             && metadata.nlink() == 0
         {
-            if let Some(threads) = &self.threads {
-                if threads.unfreed() < MAX_REMOVED {
-                    threads.syncs.free(file, metadata.len(), &threads.unfreed);
-                }
-                return Ok(());
-            }
             if self.unlinked.len() == MAX_REMOVED {
                 self.unlinked.remove(0);
             }
-            self.unlinked.push((file, metadata.len()));
+            self.unlinked.push((Arc::new(file), metadata.len()));
         }
         Ok(())
     }
 
     fn truncate_step(&mut self) -> bool {
         let Some((file, len)) = self.unlinked.first_mut() else { return false };
-        *len = len.saturating_sub(TRUNCATE_STEP);
         // If truncating fails, closing the descriptor frees the space.
-        if *len == 0 || file.set_len(*len).is_err() {
+        let is_cut = match &self.threads {
+            // The end of the task wakes the loop for the next step.
+            Some(Threads { syncs, .. }) if syncs.waiting() > 0 => return false,
+            Some(Threads { syncs, .. }) => {
+                *len = len.saturating_sub(TRUNCATE_STEP_OF_THREAD);
+                let (file, len) = (Arc::clone(file), *len);
+                syncs.run(move || drop(file.set_len(len)));
+                true
+            }
+            None => {
+                *len = len.saturating_sub(TRUNCATE_STEP);
+                file.set_len(*len).is_ok()
+            }
+        };
+        if *len == 0 || !is_cut {
             self.unlinked.remove(0);
             self.reserve_fds();
         }
-        !self.unlinked.is_empty()
+        !self.unlinked.is_empty() && self.threads.is_none()
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
@@ -565,9 +556,12 @@ mod tests {
             }
             let open = File::open(home.path().join(format!("binlog.{number}"))).unwrap();
             directory.remove(number).unwrap();
-            assert!(directory.threads.as_ref().unwrap().unfreed() <= MAX_REMOVED);
+            assert!(directory.unlinked.len() <= MAX_REMOVED);
             if number % 4 == 0 {
-                directory.threads.as_ref().unwrap().free_all();
+                while !directory.unlinked.is_empty() {
+                    assert!(!directory.truncate_step(), "the thread wakes the loop");
+                    directory.threads.as_ref().unwrap().syncs.catch_up();
+                }
                 // The last step is that the thread closes it.
                 assert!(open.metadata().unwrap().len() < SIZE);
             }

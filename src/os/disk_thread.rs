@@ -57,9 +57,6 @@ pub struct Home {
     warned: Once,
 }
 
-/// A removed file is truncated by this much at once. It takes a few milliseconds, for which a sync waits.
-const TRUNCATE_STEP: u64 = 4 * 1024 * 1024;
-
 impl<T: Send + 'static> DiskThread<T> {
     /// Starts the thread, with this name. When it is dropped, its task is waited for if `is_awaited`.
     pub fn start(name: &str, waker: Arc<Waker>, is_awaited: bool) -> io::Result<DiskThread<T>> {
@@ -80,21 +77,19 @@ impl<T: Send + 'static> DiskThread<T> {
 
     /// Queues a task. [`DiskThread::finished`] returns its result.
     pub fn ask(&self, task: impl FnOnce() -> T + Send + 'static) {
-        let (results, waker) = (self.results.0.clone(), Arc::clone(&self.waker));
-        self.run(move || {
-            let _ = results.send(task());
-            // It fails only if the event loop is gone.
-            let _ = waker.wake();
-        });
+        let results = self.results.0.clone();
+        self.run(move || drop(results.send(task())));
     }
 
-    /// Queues a task that has no result.
+    /// Queues a task that has no result. After each task the event loop is woken.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let waiting = Arc::clone(&self.waiting);
+        let (waiting, waker) = (Arc::clone(&self.waiting), Arc::clone(&self.waker));
         let task = move || {
             task();
             waiting.fetch_sub(1, Ordering::Relaxed);
+            // It fails only if the event loop is gone.
+            let _ = waker.wake();
         };
         // The thread ends only after this value is dropped.
         let _ = self.tasks.send(Box::new(task));
@@ -111,34 +106,12 @@ impl<T: Send + 'static> DiskThread<T> {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Begins to free the space of a removed file of this length, which counts as one of `unfreed`.
-    pub fn free(&self, file: File, len: u64, unfreed: &Arc<AtomicUsize>) {
-        unfreed.fetch_add(1, Ordering::Relaxed);
-        free(self.tasks.clone(), file, len, Arc::clone(unfreed));
-    }
-
     /// Waits until all tasks have ended that were queued before.
     pub fn catch_up(&self) {
         let (done, is_done) = channel();
         self.run(move || drop(done));
         let _: Result<(), _> = is_done.recv();
     }
-}
-
-/// Queues a task that frees a part of the space of a removed file, and then the next such task. Other tasks
-/// come between them.
-fn free(tasks: Sender<Task>, file: File, len: u64, unfreed: Arc<AtomicUsize>) {
-    let next = tasks.clone();
-    let step = move || {
-        let left = len.saturating_sub(TRUNCATE_STEP);
-        // If truncating fails, closing the file frees its space.
-        if left > 0 && file.set_len(left).is_ok() {
-            return free(next, file, left, unfreed);
-        }
-        drop(file);
-        unfreed.fetch_sub(1, Ordering::Relaxed);
-    };
-    let _ = tasks.send(Box::new(step));
 }
 
 impl<T> Drop for DiskThread<T> {

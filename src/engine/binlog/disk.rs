@@ -115,7 +115,7 @@ pub trait Disk: fmt::Debug {
     fn remove(&mut self, number: FileNumber) -> io::Result<()>;
 
     /// Frees some of the space of removed files, because freeing all of it at once takes long.
-    /// Returns whether there is more.
+    /// Returns whether more is to be freed by the next call, which nothing else will cause.
     fn truncate_step(&mut self) -> bool {
         false
     }

@@ -355,9 +355,7 @@ impl Binlog {
             self.remove_some(self.is_within_bound());
         }
         self.remove_excess();
-        if self.sync.is_truncating {
-            self.sync.is_truncating = self.disk.truncate_step();
-        }
+        self.sync.is_truncating = self.disk.truncate_step();
         self.sync_if_due();
         self.status()
     }

@@ -651,7 +651,7 @@ impl Binlog {
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
             return Err(error);
         }
-        (self.space.refusal, self.sync.is_truncating) = (None, true);
+        self.space.refusal = None;
         self.files.remove_file(self.files.list.len() - 1);
         Ok(())
     }

@@ -87,7 +87,7 @@ pub struct SyncState {
     removed_at: Seq,
     /// The moment of the next attempt, after a file could not be removed, or created for a drained binlog.
     pub retry_at: Nanos,
-    /// The disk has not freed the space of all removed files.
+    /// The next commit frees more of the space of removed files.
     pub is_truncating: bool,
 }
 
@@ -401,7 +401,7 @@ impl Binlog {
             return false;
         }
         debug!("binlog.{number}: removed");
-        (self.sync.has_new_names, self.sync.is_truncating) = (true, true);
+        self.sync.has_new_names = true;
         self.sync.removed_at = self.sync.begun;
         self.space.refusal = None;
         self.files.remove_file(index);
