@@ -524,9 +524,10 @@ impl Conn {
     /// Appends the reply to the output, if there is one now.
     #[inline]
     fn answer(&mut self, s: &mut Store, answer: Answer) {
-        let reply = answer.unwrap_or_else(Reply::Word);
-        if !matches!(reply, Reply::Later) {
-            self.reply(s, &reply);
+        match &answer {
+            Ok(Reply::Later) => {}
+            Ok(reply) => _ = self.reply(s, reply),
+            Err(word) => _ = self.reply(s, &Reply::Word(*word)),
         }
     }
 

@@ -89,6 +89,10 @@ impl<E: Entry> Heap<E> {
         self.pages.get(index >> Self::PAGE_BITS)?.get(index & (Self::PAGE_LEN - 1)).copied()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.first().is_none()
+    }
+
     pub fn len(&self) -> usize {
         self.pages.split_last().map_or(0, |(last, full)| full.len() * Self::PAGE_LEN + last.len())
     }

@@ -138,12 +138,15 @@ impl<E: Ranked> Ordered<E> {
     }
 
     /// Returns the first `count` keys, in order. The cost depends on `count` only.
-    pub fn first_keys(&self, count: usize, store: &E::Store) -> impl Iterator<Item = u32> + use<E> {
-        let mut first = self.heap.first_entries(count, store);
-        first.extend(self.run.iter(store).take(count).map(|key| E::of(key, store)));
-        // No two entries have the same rank.
-        first.sort_by(|a, b| b.precedes(*a, store).cmp(&a.precedes(*b, store)));
-        first.into_iter().take(count).map(E::key)
+    pub fn first_keys(&self, count: usize, store: &E::Store) -> impl Iterator<Item = u32> {
+        let mut heap = self.heap.first_entries(count, store).into_iter().peekable();
+        let mut run = self.run.iter(store).map(|key| E::of(key, store)).peekable();
+        let next = move || match (run.peek(), heap.peek()) {
+            (Some(run), Some(least)) if least.precedes(*run, store) => heap.next(),
+            (None, _) => heap.next(),
+            (Some(_), _) => run.next(),
+        };
+        std::iter::from_fn(next).take(count).map(E::key)
     }
 
     /// Checks the run and the heap, and calls `each` with all keys.
