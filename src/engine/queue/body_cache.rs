@@ -402,7 +402,7 @@ impl Queue {
         if self.reserve_update().is_ok() {
             self.record_update(key, Target::Buried);
         }
-        self.take(client, key);
+        self.take(client, key, None);
         self.attach(key, Target::Buried);
     }
 
@@ -502,7 +502,7 @@ impl Queue {
     /// reserve, so it is buried until compaction deletes it.
     pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
         if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
-            self.take(client, key);
+            self.take(client, key, None);
             self.attach(key, Target::Buried);
         }
     }

@@ -43,16 +43,13 @@ impl Queue {
     pub(super) fn take_back(&mut self, client: &mut Client, key: JobKey, end: End) {
         self.work.spend(WORK_PER_MOVE);
         let has_begun = self.due(&self.jobs[key]).is_some();
-        if has_begun {
-            self.count_end(client, key, end);
-        }
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(u16::from(has_begun));
         let returns = job.returns;
         let is_last = self.bury_after.is_some_and(|limit| has_begun && returns >= limit.get());
         // Without space for the record of the bury, the job becomes ready.
         if !is_last || self.reserve_update().is_err() {
-            self.take(client, key);
+            self.take(client, key, has_begun.then_some(end));
             if !has_begun {
                 let counts = self.counts(&self.jobs[key]);
                 let reserves = counts.reserves.wrapping_sub(1);
@@ -62,7 +59,7 @@ impl Queue {
         }
         self.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
-        self.transition(client, key, Target::Buried);
+        self.transition(client, key, Target::Buried, end);
         let tube = &mut self.tubes[tube];
         tube.buried_after_returns += 1;
         if self.bury_log.is_allowed(self.now) {

@@ -3,7 +3,7 @@
 //! Each rule that acts for a connection gets it from its caller. No rule looks up another connection.
 
 use super::Queue;
-use super::job::{Holder, Job, Jobs, ReservedEntry, State};
+use super::job::{Holder, Job, ReservedEntry, State};
 use super::outcomes::End;
 use super::tube::Tubes;
 use super::waiters::{Watcher, Watching};
@@ -136,11 +136,21 @@ impl Queue {
     }
 
     /// Detaches a job that no other connection holds.
-    pub(super) fn take(&mut self, client: &mut Client, key: JobKey) {
+    pub(super) fn take(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
         if client.holds(&self.jobs[key]) {
-            client.forget(key, &mut self.jobs);
+            self.give_up(client, key, end);
         }
         self.detach(key);
+    }
+
+    /// Removes a job from those that the connection holds, and leaves it in its state. `end` is counted, if the
+    /// reservation has begun.
+    pub(super) fn give_up(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
+        let entry = client.held.remove(client.index_of(&self.jobs[key]), &mut self.jobs);
+        assert_eq!(entry.job, key, "the heap index of a job belongs to another job");
+        if let Some(end) = end {
+            self.count_end(entry, end);
+        }
     }
 
     /// Changes the deadline of a job that the connection holds. [`Nanos::NEVER`] stops its TTR.
@@ -168,17 +178,6 @@ impl Client {
     /// Returns whether it has reserved this job.
     pub fn holds(&self, job: &Job) -> bool {
         job.state.holder() == Some(self.key)
-    }
-
-    /// Returns the entry of a job that it holds.
-    pub(super) fn entry(&self, job: &Job) -> ReservedEntry {
-        self.held.at(self.index_of(job))
-    }
-
-    /// Removes a job from the heap, and leaves it in its state.
-    pub(super) fn forget(&mut self, key: JobKey, jobs: &mut Jobs) {
-        let removed = self.held.remove(self.index_of(&jobs[key]), jobs).job;
-        assert_eq!(removed, key, "the heap index of a job belongs to another job");
     }
 
     fn index_of(&self, job: &Job) -> u32 {

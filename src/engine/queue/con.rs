@@ -351,6 +351,10 @@ impl Queue {
     /// Parks the first ready job of a tube if it is blocked. Returns whether it was.
     #[inline]
     pub(super) fn park_first(&mut self, tube: TubeKey) -> bool {
+        // The usual case.
+        if self.unique.groups.members.is_empty() {
+            return false;
+        }
         let Some(first) = self.tubes[tube].first_ready(&self.jobs) else { return false };
         let is_blocked = self.is_blocked(first);
         if is_blocked {

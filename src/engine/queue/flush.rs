@@ -266,8 +266,7 @@ impl Queue {
     /// Frees a flushed job that a connection holds.
     pub(super) fn free_held(&mut self, client: &mut Client, key: JobKey) {
         let Job { tube, epoch, .. } = self.jobs[key];
-        self.count_end(client, key, End::Delete);
-        client.forget(key, &mut self.jobs);
+        self.give_up(client, key, Some(End::Delete));
         let mut pending = self.flushes.pending.iter_mut();
         let flush =
             pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));

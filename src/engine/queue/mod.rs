@@ -398,10 +398,7 @@ impl Queue {
     /// Deletes a job that no other connection has reserved. The caller then calls [`Queue::compact`].
     pub fn delete(&mut self, client: &mut Client, key: JobKey) -> Result<(), NoSpace> {
         self.reserve_delete(self.jobs[key].unique())?;
-        if client.holds(&self.jobs[key]) {
-            self.count_end(client, key, End::Delete);
-        }
-        self.take(client, key);
+        self.take(client, key, Some(End::Delete));
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, None);
         self.tubes[job.tube].deletes += 1;
@@ -421,13 +418,12 @@ impl Queue {
         delay_secs: u32,
     ) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.count_end(client, key, End::Release);
         self.count_event(key, CountedEvent::Release);
         let job = &mut self.jobs[key];
         job.pri = pri;
         job.delay_secs = delay_secs;
         let target = job.target(self.now);
-        self.transition(client, key, target);
+        self.transition(client, key, target, End::Release);
         self.compact();
         Ok(())
     }
@@ -435,10 +431,9 @@ impl Queue {
     /// Buries a job that the connection holds, with a new priority.
     pub fn bury(&mut self, client: &mut Client, key: JobKey, pri: u32) -> Result<(), NoSpace> {
         self.reserve_update()?;
-        self.count_end(client, key, End::Bury);
         self.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
-        self.transition(client, key, Target::Buried);
+        self.transition(client, key, Target::Buried, End::Bury);
         self.compact();
         Ok(())
     }
@@ -530,10 +525,10 @@ impl Queue {
 
     // ---- State changes ----
 
-    /// Records the new state of a job in the binlog and changes it.
-    fn transition(&mut self, client: &mut Client, key: JobKey, target: Target) {
+    /// Records the new state of a job that the connection holds in the binlog, and changes it.
+    fn transition(&mut self, client: &mut Client, key: JobKey, target: Target, end: End) {
         self.record_update(key, target);
-        self.take(client, key);
+        self.take(client, key, Some(end));
         self.attach(key, target);
     }
 
@@ -604,19 +599,20 @@ impl Queue {
 
     /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
     pub(super) fn announce(&mut self, key: JobKey) {
-        let tube = self.jobs[key].tube;
+        let tube_key = self.jobs[key].tube;
+        let tube = &self.tubes[tube_key];
+        if tube.waiters.is_empty() && tube.clean.is_empty() {
+            return;
+        }
         // No connection waits while the tube has a job, so only the best one is offered.
-        if self.tubes[tube].best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube) {
-            self.invalidate(tube);
+        if tube.best_job(&self.jobs) == Some(key) && !self.serve_waiter(tube_key) {
+            self.invalidate(tube_key);
         }
     }
 
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey) -> bool {
-        if self.tubes[tube].waiters.is_empty() {
-            return false;
-        }
         while self.park_first(tube) {}
         let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };

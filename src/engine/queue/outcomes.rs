@@ -5,7 +5,7 @@
 //! first reservation, and the entry of a reserved job has the time of the reservation.
 
 use super::Queue;
-use super::client::Client;
+use super::job::ReservedEntry;
 use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::Nanos;
@@ -98,18 +98,18 @@ impl Queue {
         self.outcomes(job.tube).waits.count(wait);
     }
 
-    /// Counts the end of a reservation, before the client gives up the job.
-    pub(super) fn count_end(&mut self, client: &Client, key: JobKey, end: End) {
+    /// Counts the end of a reservation.
+    pub(super) fn count_end(&mut self, entry: ReservedEntry, end: End) {
         if !self.has_metrics {
             return;
         }
-        let job = &self.jobs[key];
-        let has_run = end == End::Delete && !self.is_flushed(job);
-        let run = has_run.then(|| self.now.since(client.entry(job).reserved_at));
-        let outcomes = self.outcomes(job.tube);
+        let job = &self.jobs[entry.job];
+        let tube = &mut self.tubes[job.tube];
+        let is_flushed = job.epoch != tube.epoch;
+        let outcomes = tube.outcomes.get_or_insert_default();
         outcomes.ended[end as usize] += 1;
-        if let Some(run) = run {
-            outcomes.runs.count(run);
+        if end == End::Delete && !is_flushed {
+            outcomes.runs.count(self.now.since(entry.reserved_at));
         }
     }
 
