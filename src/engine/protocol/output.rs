@@ -313,7 +313,7 @@ impl Output {
     /// Removes all bytes and releases the shared bodies.
     pub fn clear(&mut self, pool: &mut Pool, bodies: &mut Bodies) {
         let Some(mut pending) = self.0.take() else { return };
-        for shared in pending[0].parts.drain(..) {
+        while let Some(shared) = pending[0].parts.pop_front() {
             shared.part.release(bodies);
         }
         pool.free(pending);

@@ -90,14 +90,11 @@ const LISTS: [&[u8]; 3] = [b"list-jobs ", b"list-clients ", b"peek-batch "];
 /// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes. A line of
 /// more than [`LINE_MAX`] is valid only if it [`may_be_long`].
 pub fn line_max(input: &[u8]) -> usize {
-    if input.starts_with(b"put") {
-        TAGGED_LINE_MAX
-    } else if input.starts_with(b"delete-batch ") {
-        DELETE_BATCH_LINE_MAX
-    } else if matches!(input, [b'l' | b'p', ..]) && is_list(input) {
-        NAMES_LINE_MAX
-    } else {
-        LINE_MAX
+    match input {
+        [b'p', b'u', b't', ..] => TAGGED_LINE_MAX,
+        [b'd', ..] if input.starts_with(b"delete-batch ") => DELETE_BATCH_LINE_MAX,
+        [b'l' | b'p', ..] if is_list(input) => NAMES_LINE_MAX,
+        _ => LINE_MAX,
     }
 }
 
