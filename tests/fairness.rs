@@ -192,6 +192,26 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
     server.driver.check();
 }
 
+/// A job with a key of `con:` takes a few microseconds instead of a fraction of one.
+#[test]
+fn jobs_with_keys_move_in_shorter_steps() {
+    const JOBS: usize = 10_000;
+    const MOST: u64 = MOST_MOVES / 3;
+    let mut server = Server::new();
+    let [producer, _] = server.driver.clients();
+    // Of each two jobs with a key one is blocked.
+    let put = |job: usize| format!("put 0 9000 9000 0 con:key-{}\r\n\r\n", job / 2);
+    server.driver.ask(producer, (0..JOBS).map(put).collect::<String>());
+    server.driver.receive(producer, format!("kick {JOBS}\r\n"));
+    server.until(JOBS / 400..=JOBS, MOST, |driver| driver.received(producer).ends_with(b"\n"));
+    let holder = server.driver.connect();
+    server.driver.ask(holder, "reserve-batch 1000\r\n".repeat(JOBS / 2000));
+    assert_eq!(server.driver.facts().reserved, JOBS as u64 / 2);
+    server.driver.end(holder, End::HangUp);
+    server.until(JOBS / 800..=JOBS, MOST, |driver| driver.facts().reserved == 0);
+    server.driver.check();
+}
+
 #[test]
 fn an_idle_server_makes_100000_due_jobs_ready_soon() {
     let mut server = Server::new();

@@ -84,6 +84,8 @@ struct Group {
     ready: u32,
 }
 
+/// Units of work to add a job to the ready ones of its group, to remove it, to free its slot, or to offer it.
+const WORK_PER_CHANGE: usize = 4;
 /// Parked jobs that are offered in one step, each in about 1 us.
 const OFFERED_PER_STEP: usize = 256;
 /// Of at most this many groups the best parked job is searched. More take turns.
@@ -280,6 +282,7 @@ impl Queue {
 
     #[cold]
     fn add_member(&mut self, key: JobKey, group: u64) {
+        self.work.spend(WORK_PER_CHANGE);
         let ready = self.ready_job(key, group);
         let first = self.unique.groups.first_ready(ready.0, ready.1, group);
         self.unique.groups.ready.insert(ready);
@@ -304,6 +307,7 @@ impl Queue {
 
     #[cold]
     fn remove_member(&mut self, key: JobKey, group: u64) {
+        self.work.spend(WORK_PER_CHANGE);
         let ready = self.ready_job(key, group);
         let was_first = self.place_in_group(key) != Place::Behind;
         self.withdraw(key, group);
@@ -406,6 +410,7 @@ impl Queue {
     /// Frees the slot of a reserved job, unless a flush has freed it. [`Queue::offer_parked`] must follow.
     pub(super) fn free_slot(&mut self, key: JobKey) {
         let Some(con) = self.member(key).map(|member| member.con) else { return };
+        self.work.spend(WORK_PER_CHANGE);
         let Job { tube, epoch, .. } = self.jobs[key];
         if self.unique.groups.reserved.remove(&(tube, epoch, key)) {
             self.unique.groups.change(con.group, |group| group.reserved -= 1);
@@ -424,6 +429,7 @@ impl Queue {
     fn offer_freed(&mut self) {
         for _ in 0..OFFERED_PER_STEP {
             let Some(group) = self.unique.groups.next_freed() else { return };
+            self.work.spend(WORK_PER_CHANGE);
             self.unique.groups.turn = group.wrapping_add(1);
             // A group without jobs may be gone.
             let first = self.unique.groups.first_parked(group);

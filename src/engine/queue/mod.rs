@@ -462,10 +462,13 @@ impl Queue {
     }
 
     /// Kicks jobs until `kick.left` is 0, or a step has kicked as many jobs or woken as many
-    /// connections as it may. Returns an error only if the binlog has no space for the first one.
+    /// connections as it may, fewer if the jobs have groups. Returns an error only if the binlog has no space for
+    /// the first one.
     pub fn kick(&mut self, kick: &mut Kick) -> Result<(), NoSpace> {
-        for _ in 0..self.limits.jobs_per_kick_step.min(kick.left as usize) {
-            if kick.left == 0 || self.woken.len() >= self.limits.wakes_per_step {
+        let Limits { jobs_per_kick_step: jobs, wakes_per_step: wakes, .. } = self.limits;
+        let rest = self.work.give(jobs + wakes * WORK_PER_WAKE);
+        for _ in 0..jobs.min(kick.left as usize) {
+            if kick.left == 0 || self.woken.len() >= wakes || !self.work.is_left() {
                 break;
             }
             let tube = &self.tubes[kick.tube];
@@ -476,11 +479,13 @@ impl Queue {
                 Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
                 Some(Err(no_space)) if kick.kicked == 0 => {
                     kick.left = 0;
+                    self.work.end(rest);
                     return Err(no_space);
                 }
                 Some(Err(_)) | None => kick.left = 0,
             }
         }
+        self.work.end(rest);
         self.compact();
         Ok(())
     }
