@@ -762,6 +762,8 @@ fn usage_errors_are_two_lines() {
         "--timeout 0 status",
         "delete 1 x",
         "drain mail --within 1d",
+        "tubes -s localhost:",
+        "tubes -s http://localhost",
     ];
     for arguments in cases {
         let done = run(&format!("-s unix:/nowhere {arguments}"));

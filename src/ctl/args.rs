@@ -52,13 +52,14 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Fla
     let mut args = Flags::parse(&parser, arguments)?;
     let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
     let server = args.text("server").or_else(from_environment);
-    let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER));
+    let server = server.as_deref().unwrap_or(DEFAULT_SERVER);
+    let not_server = || format!("{server}: not a server, such as host:11300 or unix:PATH");
+    let address = address(server).ok_or_else(|| usage_error(&not_server()))?;
     let timeout = Duration::from_secs(args.time("timeout")?.unwrap_or(5).into());
     if timeout.is_zero() {
         return Err(usage_error("--timeout 0: at least 1 s"));
     }
     let ctl = Ctl {
-        server: Some(address.clone()).filter(|address| address != DEFAULT_SERVER),
         conn: Conn::to(address, timeout),
         is_json: args.has("json"),
         is_dry_run: args.has("dry-run"),
@@ -96,15 +97,17 @@ fn command(args: &mut Flags, known: &BTreeSet<String>) -> Result<Run, Failure> {
     }
 }
 
-/// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
-fn address(text: &str) -> String {
+/// Adds the default port to an address without one. An IPv6 address with a port is in brackets. Returns `None` if
+/// the port is not a number.
+fn address(text: &str) -> Option<String> {
     let is_bare = |(host, _): (&str, &str)| host.contains(':') && !host.ends_with(']');
     match text.rsplit_once(':') {
-        Some(_) if text.starts_with("unix:") => text.into(),
-        Some(parts) if is_bare(parts) && text.ends_with(']') => format!("{text}:{DEFAULT_PORT}"),
-        Some(parts) if is_bare(parts) => format!("[{text}]:{DEFAULT_PORT}"),
-        Some(_) => text.into(),
-        None => format!("{text}:{DEFAULT_PORT}"),
+        Some(_) if text.starts_with("unix:") => Some(text.into()),
+        Some(parts) if is_bare(parts) && !text.ends_with(']') => {
+            Some(format!("[{text}]:{DEFAULT_PORT}"))
+        }
+        Some((_, port)) if !text.ends_with(']') => number::<u16>(port).map(|_| text.into()),
+        _ => Some(format!("{text}:{DEFAULT_PORT}")),
     }
 }
 
@@ -197,7 +200,10 @@ mod tests {
             ("unix:/run/b", "unix:/run/b"),
         ];
         for (text, full) in addresses {
-            assert_eq!(address(text), full);
+            assert_eq!(address(text).as_deref(), Some(full));
+        }
+        for text in ["localhost:", "localhost:65536", "http://localhost", ":"] {
+            assert_eq!(address(text), None, "{text}");
         }
     }
 

@@ -35,7 +35,7 @@ impl Tube {
     }
 
     /// Returns its problems, the worst first.
-    pub fn problems(&self, has_recent_delete: bool, server: Option<&str>) -> Vec<Problem> {
+    pub fn problems(&self, has_recent_delete: bool) -> Vec<Problem> {
         let time = |secs: u64| Nanos::from_secs(u32::try_from(secs).unwrap_or(u32::MAX));
         let facts = TubeFacts {
             ready: self.jobs("ready"),
@@ -48,7 +48,7 @@ impl Tube {
             has_recent_delete,
             ..TubeFacts::default()
         };
-        attention::of_tube(&self.name, &facts, server)
+        attention::of_tube(&self.name, &facts, None)
     }
 }
 

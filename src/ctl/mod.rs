@@ -81,8 +81,6 @@ const COMMANDS: [Command; 19] = [
 /// One run of the tool: the connection, the options of all commands, and what was done.
 struct Ctl {
     conn: Conn,
-    /// The argument of `-s` for remedies, unless it is the default.
-    server: Option<String>,
     is_json: bool,
     is_dry_run: bool,
     is_confirmed: bool,

@@ -54,7 +54,7 @@ impl Look {
             let deleted_at =
                 if has_deleted { Some(at) } else { old.and_then(|old| old.deleted_at) };
             let has_recent_delete = deleted_at.is_some_and(|then| at.since(then) < TIME_TO_DELETE);
-            let problems = tube.problems(has_recent_delete, ctl.server.as_deref());
+            let problems = tube.problems(has_recent_delete);
             Row { tube, problems, rates, deleted_at }
         };
         let mut rows: Vec<Row> = look::all_tubes(&mut ctl.conn)?.into_iter().map(row).collect();
@@ -206,5 +206,5 @@ fn server_problems(ctl: &mut Ctl) -> Result<Vec<Problem>, Failure> {
     let stats = ctl.conn.ask("stats")?.document("stats")?.unwrap_or_default();
     let is_draining = Fields::of_document(&stats).text("draining") == "true";
     let facts = ServerFacts { is_draining, ..ServerFacts::default() };
-    Ok(attention::of_server(&facts, ctl.server.as_deref()))
+    Ok(attention::of_server(&facts, None))
 }
