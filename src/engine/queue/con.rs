@@ -146,9 +146,6 @@ impl Groups {
                 group.limits.remove(&limit);
             }
         });
-        if self.by_key[&key].limits.is_empty() {
-            self.by_key.remove(&key);
-        }
     }
 
     /// Returns the group with a free slot whose parked job is offered next: of a few the one with the best job.
@@ -164,13 +161,15 @@ impl Groups {
         self.by_key[&group].is_full()
     }
 
-    /// Changes a group, and notes whether it has a free slot now.
+    /// Changes a group, and notes whether it has a free slot now. Without a limit it has no job, and is gone.
     fn change(&mut self, key: u64, change: impl FnOnce(&mut Group)) {
         let group = self.by_key.entry(key).or_default();
         let before = group.blocked();
         change(group);
         self.blocked = self.blocked - before + group.blocked();
-        if !group.is_full() && self.first_parked(key).is_some() {
+        if group.limits.is_empty() {
+            self.by_key.remove(&key);
+        } else if group.ready > 0 && !group.is_full() && self.first_parked(key).is_some() {
             self.freed.insert(key);
         }
     }
