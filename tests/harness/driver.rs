@@ -629,7 +629,7 @@ impl Driver {
 
     /// Returns whether too many changes wait for a remote disk: no connection is visited.
     pub fn is_congested(&self) -> bool {
-        self.server.is_congested()
+        self.server.store().is_congested()
     }
 
     /// Returns how far a remote disk is.

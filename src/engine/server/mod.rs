@@ -536,11 +536,6 @@ impl<S> Server<S> {
         self.store.progress.is_none_or(Progress::is_complete)
     }
 
-    /// Returns whether no connection is visited because too many changes wait for a remote disk.
-    pub fn is_congested(&self) -> bool {
-        self.store.is_congested()
-    }
-
     /// Returns the bounds of steps and iterations.
     pub fn limits(&self) -> &Limits {
         &self.store.queue.limits
