@@ -15,6 +15,7 @@
 //! The table knows no disk. Other modules decide when a file is created or removed. A function panics if it
 //! is called with the key of a job that was removed.
 
+use super::Seq;
 use super::disk::FileNumber;
 use super::gaps::{Gap, Gaps};
 use super::record::{FILE_HEAD_LEN, Layout, SHORT_LEN, VERSION_LEN};
@@ -99,8 +100,9 @@ pub struct File {
     pub layout: Layout,
     /// Some of its records are damaged. When it has no jobs left, it is renamed, not removed.
     pub is_damaged: bool,
-    /// It is free: none of its records is needed. The number of syncs that were begun before.
-    pub free_since: Option<u64>,
+    /// It is free: none of its records is needed. The number of syncs that were begun before, and before the
+    /// removal of the file before.
+    pub free_since: Option<Seq>,
     /// The oldest file of which a record was superseded by one of this file so far.
     reaches: FileNumber,
     /// Its jobs, and its kept keys.
@@ -330,7 +332,7 @@ impl Files {
 
     /// Finds the files that have become free, after this many syncs were begun. A closed file never gets
     /// another job.
-    pub fn count_free(&mut self, syncs_begun: u64) {
+    pub fn count_free(&mut self, syncs_begun: Seq) {
         if std::mem::replace(&mut self.are_free_known, true) {
             return;
         }

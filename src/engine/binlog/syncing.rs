@@ -55,8 +55,8 @@ pub struct Progress {
     pub is_congested: bool,
     /// The bytes that are not stored.
     pub waiting_bytes: usize,
-    /// The moment of the oldest change that is not stored.
-    pub oldest: Option<Nanos>,
+    /// For how long the oldest of them has waited.
+    pub waiting_for: Nanos,
     /// The moment of the commit, in steps of a tenth of a second.
     pub now: Nanos,
     /// What has waited for longer is given up.
@@ -78,13 +78,11 @@ pub struct SyncState {
     /// How many syncs of all records and names were begun, and the number of the last one that has ended.
     pub begun: Seq,
     ended: Seq,
-    /// The moment of the oldest change of the sync that was begun last, and the bytes that were written for it.
+    /// The moment of the oldest change of the sync that was begun last.
     begun_since: Nanos,
+    /// The bytes of the sync in progress, and those that were written since it was begun.
     begun_bytes: usize,
-    /// The bytes that were written since.
     pub unsynced_bytes: usize,
-    /// The number of syncs that were begun before the last removal of a file.
-    removed_at: Seq,
     /// The moment of the next attempt, after a file could not be removed, or created for a drained binlog.
     pub retry_at: Nanos,
     /// The next commit frees more of the space of removed files.
@@ -121,14 +119,9 @@ impl Progress {
         self.ended >= self.wanted
     }
 
-    /// Returns for how long the oldest change has waited.
-    pub fn waiting_for(self) -> Nanos {
-        self.oldest.map_or(Nanos::ZERO, |at| self.now.since(at))
-    }
-
     /// Returns whether a change has waited for more than a second: nothing is promised to new clients.
     pub fn is_stalled(self) -> bool {
-        self.waiting_for() > STALL
+        self.waiting_for > STALL
     }
 
     /// Returns whether what waits since this moment has waited for too long.
@@ -138,7 +131,7 @@ impl Progress {
 
     /// Returns whether some change has waited for too long.
     pub fn has_overdue(self) -> bool {
-        self.waiting_for() > self.patience
+        self.waiting_for > self.patience
     }
 }
 
@@ -183,19 +176,16 @@ impl Binlog {
     /// Returns how far the syncs are for which replies wait.
     pub fn progress(&self) -> Option<Progress> {
         let Syncing::Remote(patience) = self.policy.syncing else { return None };
-        let SyncState { begun, ended, unsynced_since, unsynced_bytes, .. } = self.sync;
-        let is_changed = unsynced_since.is_some() || self.sync.has_new_names;
-        let (begun_since, begun_bytes) = match self.sync.is_in_background() {
-            true => (Some(self.sync.begun_since), self.sync.begun_bytes),
-            false => (None, 0),
-        };
+        let SyncState { begun, ended, begun_since, unsynced_since, has_new_names, .. } = self.sync;
+        let is_changed = unsynced_since.is_some() || has_new_names;
+        let since = if ended < begun { Some(begun_since) } else { unsynced_since };
         let step = PROGRESS_INTERVAL.as_nanos();
         Some(Progress {
             wanted: begun + u64::from(is_changed),
             ended,
             is_congested: self.is_congested(),
-            waiting_bytes: begun_bytes + unsynced_bytes,
-            oldest: begun_since.or(unsynced_since),
+            waiting_bytes: self.sync.begun_bytes + self.sync.unsynced_bytes,
+            waiting_for: self.now.since(since.unwrap_or(self.now)),
             now: Nanos::from_nanos(self.now.as_nanos() / step * step),
             patience,
         })
@@ -288,6 +278,7 @@ impl Binlog {
         }
         let Some(result) = self.disk.finished_sync(must_wait) else { return };
         self.sync.ended = self.sync.begun;
+        self.sync.begun_bytes = 0;
         if let Err(failure) = result {
             self.failure.get_or_insert(failure);
         }
@@ -348,10 +339,8 @@ impl Binlog {
     /// Returns whether a free file may be removed: what has made it free is synced, and so is the removal of
     /// the file before. A remote disk keeps that order.
     fn may_remove(&self, index: usize) -> bool {
-        let is_free =
+        let is_synced =
             self.files.list[index].free_since.is_some_and(|since| since < self.sync.ended);
-        let are_names_synced = self.sync.removed_at < self.sync.ended;
-        let is_synced = is_free && are_names_synced;
         (is_synced || self.disk.is_remote()) && !self.has_failed()
     }
 
@@ -402,9 +391,12 @@ impl Binlog {
         }
         debug!("binlog.{number}: removed");
         self.sync.has_new_names = true;
-        self.sync.removed_at = self.sync.begun;
         self.space.refusal = None;
         self.files.remove_file(index);
+        // The next one waits until this removal is synced.
+        if let Some(next) = self.files.first_free() {
+            self.files.list[next].free_since = Some(self.sync.begun);
+        }
         true
     }
 

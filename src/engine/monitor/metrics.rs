@@ -248,7 +248,7 @@ fn write_remote(remote: &RemoteStats, progress: Progress, to: &mut Samples<'_>) 
     to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
     to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
     to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
-    to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for()));
+    to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for));
 }
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
