@@ -3,7 +3,6 @@
 //! Replies to a connection with more commands to run are sent once 16 KiB have gathered, or after 16
 //! iterations.
 
-use super::link::Link;
 use super::{Server, enqueue, link_of};
 use crate::engine::binlog::Progress;
 use crate::engine::headroom::{self, Headroom};
@@ -29,8 +28,7 @@ impl<S: Read + Write> Server<S> {
             self.wake_stalled();
         }
         if self.store.is_congested() {
-            self.mark_writable();
-            self.close_overdue();
+            self.flush_unvisited();
         }
         while let Some((key, why)) = self.closing.pop_front() {
             self.close(key, why.as_ref());
@@ -88,31 +86,24 @@ impl<S: Read + Write> Server<S> {
         }
     }
 
-    /// Makes the next iteration flush connections that are not visited while the disk is congested.
-    fn mark_writable(&mut self) {
-        let Server { links, store: s, ready, .. } = self;
-        for &key in ready.iter() {
-            let Some(link) = link_of(links, key) else { continue };
-            if link.seen.is_writable && link.conn.output.sendable_len() > 0 {
+    /// Makes the next iteration flush connections that are not visited while the disk is congested. If none of
+    /// their commands will run soon, closes the others, which have commands to run.
+    fn flush_unvisited(&mut self) {
+        let Server { links, store: s, ready, closing, .. } = self;
+        let is_overdue = s.progress.is_some_and(Progress::has_overdue);
+        ready.retain(|&key| {
+            let Some(link) = link_of(links, key) else { return false };
+            let has_reply = link.conn.output.sendable_len() > 0;
+            if has_reply && link.seen.is_writable {
                 link.conn.mark_dirty(s);
             }
-        }
-    }
-
-    /// Closes connections with commands to run, if none will run soon.
-    fn close_overdue(&mut self) {
-        let Server { links, store: s, ready, closing, .. } = self;
-        if !s.progress.is_some_and(Progress::has_overdue) {
-            return;
-        }
-        let has_reply = |link: &mut Link<S>| link.conn.output.sendable_len() > 0;
-        ready.retain(|&key| {
-            let keeps = link_of(links, key).is_some_and(has_reply)
-                || headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_err();
-            if !keeps {
+            let closes = is_overdue
+                && !has_reply
+                && headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_ok();
+            if closes {
                 closing.push_back((key, None));
             }
-            keeps
+            !closes
         });
     }
 
