@@ -60,6 +60,8 @@ pub struct Conn {
     pub sends_large_bodies: bool,
     /// The connection is in [`Store::dirty`].
     is_dirty: bool,
+    /// The connection is in [`Store::held`].
+    pub is_held: bool,
     /// The number of bytes at the front of the input that have no end of a line.
     searched: u16,
     /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back.
@@ -250,6 +252,7 @@ impl Conn {
             input_ended: false,
             sends_large_bodies: false,
             is_dirty: false,
+            is_held: false,
             searched: 0,
             unread: 0,
         }
@@ -306,7 +309,7 @@ impl Conn {
     pub fn begin_flush(&mut self, s: &mut Store) -> bool {
         self.is_dirty = false;
         let Some(progress) = s.progress else { return false };
-        if self.output.hold(progress) {
+        if self.output.hold(progress) && !std::mem::replace(&mut self.is_held, true) {
             s.held.push(self.key);
         }
         self.output.held_since().is_some_and(|since| progress.is_overdue(since))

@@ -52,7 +52,7 @@ pub struct Store {
     pub is_draining: bool,
     /// Connections to flush at the end of the iteration, each once.
     pub dirty: Vec<ConnKey>,
-    /// Connections with output that is held back.
+    /// Connections with output that is held back, each once.
     pub held: Vec<ConnKey>,
     /// Spare buffers of outputs.
     pub pool: Pool,

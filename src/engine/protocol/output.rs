@@ -60,8 +60,6 @@ struct Held {
     first: Option<Mark>,
     /// Those that wait for the sync after that.
     last: Option<Mark>,
-    /// The connection is listed among those whose output is held back.
-    is_listed: bool,
 }
 
 /// The bytes at the front of an output that may be sent once a sync has ended.
@@ -150,7 +148,7 @@ impl Output {
     }
 
     /// Holds back bytes until the changes before them are synced, and releases those whose changes are.
-    /// Returns whether the connection must be listed, to be woken by the end of a sync.
+    /// Returns whether some are held back.
     pub fn hold(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
         let len = pending[0].len();
@@ -160,15 +158,6 @@ impl Output {
     /// Returns since when bytes are held back, if some are.
     pub fn held_since(&self) -> Option<Nanos> {
         Some(self.0.as_ref()?[0].held?.first?.since)
-    }
-
-    /// Notes that the connection is not listed any more.
-    pub fn wake(&mut self) {
-        if let Some(pending) = &mut self.0
-            && let Some(held) = &mut pending[0].held
-        {
-            held.is_listed = false;
-        }
     }
 
     /// Ensures that appending `text_len` bytes and `parts` large bodies allocates nothing.
@@ -437,7 +426,7 @@ impl Pending {
 
 impl Held {
     /// Releases the bytes whose changes are synced, and holds back those of an output of `len` bytes that are
-    /// new. Returns whether the connection must be listed.
+    /// new. Returns whether some are held back.
     fn update(&mut self, len: usize, progress: Progress) -> bool {
         let Progress { wanted, ended, now, .. } = progress;
         while let Some(done) = self.first.take_if(|mark| mark.sync <= ended) {
@@ -449,12 +438,12 @@ impl Held {
         }
         let newest = if self.last.is_some() { &mut self.last } else { &mut self.first };
         match newest {
-            None if self.sendable_len == len => return false,
+            None if self.sendable_len == len => {}
             Some(newest) if newest.sync == wanted || newest.len == len => newest.len = len,
             Some(_) => self.last = Some(Mark { len, sync: wanted, since: now }),
             None => self.first = Some(Mark { len, sync: wanted, since: now }),
         }
-        !std::mem::replace(&mut self.is_listed, true)
+        self.sendable_len < len
     }
 
     /// Removes the first `count` bytes.

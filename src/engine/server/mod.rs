@@ -463,7 +463,7 @@ impl<S> Server<S> {
             for key in held.drain(..) {
                 // The connection may have been closed, and its key given to a new one.
                 self.with(key, |c, s| {
-                    c.output.wake();
+                    c.is_held = false;
                     c.mark_dirty(s);
                 });
             }
