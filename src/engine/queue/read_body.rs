@@ -101,10 +101,6 @@ impl BodyRef<'_> {
 }
 
 impl Grant {
-    pub fn class(&self) -> ReplyClass {
-        self.class
-    }
-
     /// Grants more memory.
     pub fn extend(&mut self, bytes: u32) {
         let granted = &self.memory.granted[self.class as usize];
