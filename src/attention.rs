@@ -56,6 +56,8 @@ pub struct ServerFacts {
     pub memory: u64,
     /// The limit of that memory, if there is one.
     pub max_memory: Option<u64>,
+    /// Whether no connection can be accepted, for want of files or memory.
+    pub is_accept_failing: bool,
     /// Whether puts are rejected.
     pub is_draining: bool,
 }
@@ -150,6 +152,11 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
     if let Some(limit) = facts.max_connections.filter(|&limit| connections >= limit) {
         let text = format!("all {limit} connections are in use: new clients wait");
         // The tool waits for a connection too.
+        add(Level::Critical, text, "workers --timeout 1m");
+    }
+    if facts.is_accept_failing {
+        let text =
+            format!("cannot accept more than {connections} connections: out of files or memory");
         add(Level::Critical, text, "workers --timeout 1m");
     }
     if let Some(limit) = facts.max_memory.filter(|limit| memory / 9 > limit / 10) {
@@ -274,7 +281,7 @@ mod tests {
     fn the_server_has_its_own_rules() {
         let none = ServerFacts::default();
         let limits = ServerFacts { max_connections: Some(10), max_memory: Some(1000), ..none };
-        let cases: [(ServerFacts, &[&str]); 6] = [
+        let cases: [(ServerFacts, &[&str]); 7] = [
             (ServerFacts { connections: 9, memory: 900, ..limits }, &[]),
             (
                 ServerFacts { is_binlog_full: true, ..none },
@@ -283,6 +290,10 @@ mod tests {
             (
                 ServerFacts { connections: 10, ..limits },
                 &["critical server: all 10 connections are in use: new clients wait"],
+            ),
+            (
+                ServerFacts { is_accept_failing: true, connections: 9, ..none },
+                &["critical server: cannot accept more than 9 connections: out of files or memory"],
             ),
             (
                 ServerFacts { memory: 910, ..limits },

@@ -49,6 +49,7 @@ pub struct Store {
     pub connections: usize,
     /// The time of the last command.
     command_at: Nanos,
+    pub is_accept_failing: bool,
     pub is_draining: bool,
     /// Connections to flush at the end of the iteration, each once.
     pub dirty: Vec<ConnKey>,
@@ -113,6 +114,7 @@ impl Store {
             total_connections: 0,
             connections: 0,
             command_at: now,
+            is_accept_failing: false,
             is_draining: false,
             dirty: Vec::new(),
             held: Vec::new(),
@@ -238,6 +240,7 @@ impl Store {
             max_memory_bytes: (max_memory_bytes < u64::MAX).then_some(max_memory_bytes),
             connections: self.connections,
             total_connections: self.total_connections,
+            is_accept_failing: self.is_accept_failing,
             is_draining: self.is_draining,
         }
     }

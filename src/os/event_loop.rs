@@ -200,7 +200,9 @@ impl EventLoop {
             if !self.acceptor.is_due(self.poller.now) {
                 return;
             }
-            if let Err(error) = self.accept_one() {
+            let accepted = self.accept_one();
+            self.server.set_accept_failing(accepted.is_err());
+            if let Err(error) = accepted {
                 self.acceptor.back_off(&error, self.server.connection_count(), self.poller.now);
             }
         }

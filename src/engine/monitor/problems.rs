@@ -46,6 +46,7 @@ impl Problems {
             max_connections: view.server.process.max_connections.map(|max| max as u64),
             memory: view.queue.job_bytes(),
             max_memory: view.server.max_memory_bytes,
+            is_accept_failing: view.server.is_accept_failing,
             is_draining: view.server.is_draining,
         };
         let problems = attention::of_server(&facts, view.server.process.tool_server.as_deref());

@@ -71,6 +71,8 @@ pub struct ServerStats<'a> {
     pub connections: usize,
     /// Accepted connections since the start.
     pub total_connections: u64,
+    /// The last attempt to accept a connection has failed for want of files or memory.
+    pub is_accept_failing: bool,
     /// True while puts are rejected with `DRAINING`.
     pub is_draining: bool,
 }

@@ -510,6 +510,11 @@ impl<S> Server<S> {
         self.store.is_draining = is_draining;
     }
 
+    /// Notes whether the last attempt to accept a connection has failed for want of files or memory.
+    pub fn set_accept_failing(&mut self, is_accept_failing: bool) {
+        self.store.is_accept_failing = is_accept_failing;
+    }
+
     /// Sets the difference between wall-clock time and the engine's time. Times in the binlog are
     /// wall-clock times, because they must be valid after a restart.
     pub fn set_clock_offset(&mut self, clock_offset: ClockOffset) {
