@@ -212,6 +212,27 @@ fn jobs_with_keys_move_in_shorter_steps() {
     server.driver.check();
 }
 
+/// All slots of the ready jobs of a paused tube are taken by jobs of another one.
+#[test]
+fn the_end_of_a_pause_passes_10000_blocked_jobs_in_steps() {
+    const JOBS: usize = 10_000;
+    let mut server = Server::new();
+    let [producer, waiter] = server.driver.clients();
+    server.driver.ask(producer, "use a\r\npause-tube a 9000\r\n");
+    server.driver.ask(waiter, "watch a\r\nignore default\r\n");
+    server.driver.receive(waiter, "reserve\r\n");
+    for tube in ["a", "b"] {
+        let put = |job: usize| format!("put-in-tube {tube} 0 0 9000 0 con:key-{job}\r\n\r\n");
+        server.driver.ask(producer, (0..JOBS).map(put).collect::<String>());
+    }
+    server.driver.ask(producer, "put 9 0 9000 0\r\n\r\n");
+    server.hold("b", JOBS);
+    server.driver.receive(producer, "pause-tube a 0\r\n");
+    let reply = server.reply(waiter, "\r\n\r\n", JOBS / 600..=JOBS / 10);
+    assert_eq!(reply, format!("RESERVED {} 0\r\n\r\n", 2 * JOBS + 1));
+    server.driver.check();
+}
+
 #[test]
 fn an_idle_server_makes_100000_due_jobs_ready_soon() {
     let mut server = Server::new();

@@ -18,10 +18,10 @@
 //!
 //! A group is known by a hash of its key with the secret of the server, not by the key itself.
 
+use super::Queue;
 use super::due::LATE;
 use super::job::{Job, State};
 use super::tube::Tube;
-use super::{Queue, WORK_PER_MOVE};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::digest::Con;
 use crate::engine::keys::{JobKey, Key, MemberKey, TubeKey};
@@ -84,7 +84,7 @@ struct Group {
     ready: u32,
 }
 
-/// Units of work to add a job to the ready ones of its group, to remove it, to free its slot, or to offer it.
+/// Units of work to add a job to the ready ones of its group, to remove it, to free its slot, to offer or to park it.
 const WORK_PER_CHANGE: usize = 4;
 /// Parked jobs that are offered in one step, each in about 1 us.
 const OFFERED_PER_STEP: usize = 256;
@@ -364,7 +364,7 @@ impl Queue {
             let group = self.member(first).expect("it is blocked").con.group;
             self.withdraw(first, group);
             self.park(first, group);
-            self.work.spend(WORK_PER_MOVE);
+            self.work.spend(WORK_PER_CHANGE);
         }
         is_blocked
     }

@@ -40,7 +40,7 @@ impl Queue {
     /// the next tick.
     fn end_pause(&mut self, key: TubeKey) {
         let pause = self.tubes[key].pause.take();
-        while self.work.is_left() && self.serve_waiter(key) {
+        while self.park_blocked(key) && self.work.is_left() && self.serve_waiter(key) {
             self.offer_parked();
         }
         if self.tubes[key].best_job(&self.jobs).is_none() {

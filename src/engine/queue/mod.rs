@@ -618,7 +618,6 @@ impl Queue {
     /// Reserves the best job of the tube for the connection that has waited longest. Returns
     /// `false` if there is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey) -> bool {
-        while self.park_first(tube) {}
         let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
