@@ -80,8 +80,6 @@ pub struct Binlog {
     compaction: Compaction,
     /// Records at the end of the current file that are not written yet.
     batch: Vec<u8>,
-    /// The batch has records of flushed jobs, which need no sync.
-    has_exempt: bool,
     /// The nonce of all records that are written.
     nonce: u32,
     /// The highest id that was given out.
@@ -182,7 +180,6 @@ impl Binlog {
             sync: SyncState::default(),
             compaction: Compaction::default(),
             batch,
-            has_exempt: false,
             nonce: u32::from_ne_bytes(*random.to_ne_bytes().first_chunk().expect("it is longer")),
             last_id,
             last_buried_at,
@@ -222,15 +219,9 @@ impl Binlog {
     }
 
     /// Appends the record of a delete, after [`Binlog::reserve_delete`], with that of the key before it if it is
-    /// kept. A flush has deleted the job before if it `is_flushed`. Then the delete is not synced by itself.
-    pub fn delete(
-        &mut self,
-        job: JobKey,
-        fields: &Fields,
-        kept: Option<(KeptKey, KeyRecord)>,
-        is_flushed: bool,
-    ) {
-        let job = Owner::Job(job);
+    /// kept.
+    pub fn delete(&mut self, job: JobKey, fields: &Fields, kept: Option<(KeptKey, KeyRecord)>) {
+        let (job, is_flushed) = (Owner::Job(job), fields.mark.is_flushed());
         if let Some((key, record)) = &kept {
             self.append(&Content::Key(*record), "", &[]);
             self.files.supersede(job);
@@ -243,12 +234,7 @@ impl Binlog {
         if has_room {
             // It may be in another file than the key.
             self.files.supersede(job);
-            let unsynced_since = self.sync.unsynced_since;
             self.append(&Content::Job(*fields), "", &[]);
-            if is_flushed && !self.disk.is_remote() {
-                self.sync.unsynced_since = unsynced_since;
-                self.has_exempt = true;
-            }
         }
         let entry = self.files.remove(job);
         if !is_flushed {

@@ -115,6 +115,13 @@ pub enum Mark {
     FlushedBuried = 3,
 }
 
+impl Mark {
+    /// Returns whether a flush has deleted the job before.
+    pub fn is_flushed(self) -> bool {
+        matches!(self, Mark::Flushed | Mark::FlushedBuried)
+    }
+}
+
 /// The jobs that a flush deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushKind {

@@ -413,13 +413,9 @@ impl Binlog {
 
     // ---- Checking ----
 
-    /// Checks that the files to be synced exist, and that something is to be synced if `must_sync`.
-    pub(super) fn check_sync(&self, must_sync: bool) {
+    /// Checks that the files to be synced exist.
+    pub(super) fn check_sync(&self) {
         let SyncState { unsynced_since, announced, unsynced_closed: closed, .. } = &self.sync;
-        assert!(
-            !must_sync || unsynced_since.is_some(),
-            "records wait to be written, but nothing is to be synced"
-        );
         let File { number, used, .. } = *self.files.current();
         assert!(*announced <= (number, used), "a sync was announced up to {announced:?}");
         let numbers = closed.iter().copied().chain([number]);

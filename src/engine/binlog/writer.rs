@@ -25,7 +25,10 @@ impl Binlog {
             self.use_bytes(body.len());
             self.write_end(body);
         }
-        self.sync.unsynced_since.get_or_insert(self.now);
+        // The record of the flush has deleted the job, so its delete is not synced by itself.
+        if !matches!(content, Content::Job(job) if job.mark.is_flushed()) || self.disk.is_remote() {
+            self.sync.unsynced_since.get_or_insert(self.now);
+        }
         match content {
             Content::Job(_) => self.records_written += 1,
             // C beanstalkd does not make such records.
@@ -87,7 +90,6 @@ impl Binlog {
             self.write_end(&batch);
             batch.clear();
             self.batch = batch;
-            self.has_exempt = false;
         }
     }
 
@@ -119,7 +121,7 @@ impl Binlog {
             waiting <= longest_batch(&self.policy.limits) && waiting as u64 <= used,
             "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
         );
-        self.check_sync(waiting > 0 && !self.has_exempt);
+        self.check_sync();
     }
 }
 

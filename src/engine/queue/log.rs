@@ -119,7 +119,7 @@ impl Queue {
         };
         let deleted = (RecordState::Deleted, Nanos::ZERO);
         let fields = Fields { mark, ..fields(job, &self.large_counts, deleted, self.clock_offset) };
-        binlog.delete(key, &fields, kept, flushed_by.is_some());
+        binlog.delete(key, &fields, kept);
     }
 
     /// Returns the record of a kept key.
