@@ -86,6 +86,11 @@ impl Work {
         self.begin_part(fractions(units))
     }
 
+    /// Gives a part as many units as it takes.
+    pub fn give_all(&mut self) -> Rest {
+        self.begin_part(UNBOUNDED)
+    }
+
     /// Gives at most this many units to a part, of those that are left.
     pub fn give_at_most(&mut self, units: usize) -> Rest {
         self.begin_part(self.left.min(fractions(units)))
@@ -152,7 +157,7 @@ fn fractions(units: usize) -> i64 {
 }
 
 fn price(count: usize, per_unit: usize) -> i64 {
-    i64::try_from(count.saturating_mul(FRACTIONS / per_unit)).unwrap_or(UNBOUNDED)
+    (count as u64 * (FRACTIONS / per_unit) as u64).cast_signed()
 }
 
 #[cfg(test)]

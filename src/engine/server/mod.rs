@@ -476,7 +476,7 @@ impl<S> Server<S> {
     pub fn stop(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.is_stopping = true;
         self.store.advance(now);
-        let _ = self.store.queue.work.give(usize::MAX);
+        let _ = self.store.queue.work.give_all();
         // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
         while self.store.queue.has_flushes() {
             self.flush_step();
