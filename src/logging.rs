@@ -15,8 +15,7 @@ pub fn start(level: LevelFilter, format: LogFormat) {
         .parse_default_env()
         .format(move |out, record| match format {
             LogFormat::Text => {
-                let now = utc(clock::time_of_day());
-                writeln!(out, "{now} {:5} {}", record.level(), record.args())
+                writeln!(out, "{} {:5} {}", now(), record.level(), record.args())
             }
             LogFormat::Json => writeln!(out, "{}", json_line(record.level(), record.args())),
         })
@@ -33,8 +32,7 @@ pub fn failure_line(format: LogFormat, failure: &dyn fmt::Display) -> String {
 }
 
 fn json_line(level: Level, message: &dyn fmt::Display) -> String {
-    let now = utc(clock::time_of_day());
-    let message = message.to_string();
+    let (now, message) = (now(), message.to_string());
     format!(r#"{{"time":"{now}","level":"{level}","message":"{}"}}"#, JsonText(&message))
 }
 
@@ -42,6 +40,10 @@ fn json_line(level: Level, message: &dyn fmt::Display) -> String {
 /// time zone first.
 fn utc(since_1970: Duration) -> impl fmt::Display {
     humantime::format_rfc3339_millis(UNIX_EPOCH + since_1970)
+}
+
+fn now() -> impl fmt::Display {
+    utc(Duration::from_nanos(clock::time_of_day().as_nanos()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use rustix::time::{
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A clock that shows the time of day at the start plus the time that has passed since. Its times
 /// compare across restarts, and setting the system's clock does not change it.
@@ -21,7 +20,7 @@ pub struct Clock {
 impl Clock {
     /// Starts the clock.
     pub fn start() -> Clock {
-        Clock { ahead: nanos(time_of_day()).since(monotonic()) }
+        Clock { ahead: time_of_day().since(monotonic()) }
     }
 
     /// Returns the current time, which never decreases.
@@ -86,33 +85,32 @@ impl AsRawFd for Alarm {
 /// the machine was suspended, so that delays and TTRs go on meanwhile, as in C beanstalkd. `Instant`
 /// does not, and its checks would make reading a command take a tenth longer.
 pub fn monotonic() -> Nanos {
+    read(libc::CLOCK_BOOTTIME)
+}
+
+/// Returns the time of day of the system, since 1970.
+pub fn time_of_day() -> Nanos {
+    read(libc::CLOCK_REALTIME)
+}
+
+/// Returns the time of day minus `now`, the time of a [`Clock`]: not zero if the system's clock was set.
+pub fn offset(now: Nanos) -> ClockOffset {
+    ClockOffset::between(now, time_of_day())
+}
+
+fn read(clock: libc::clockid_t) -> Nanos {
     // Not by rustix: under valgrind, which counts the instructions of the benchmark, its reader of the vDSO
     // crashes.
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: the pointer is to a live value of the right type, for which zeros are valid.
     let time = unsafe {
-        libc::clock_gettime(libc::CLOCK_BOOTTIME, time.as_mut_ptr());
+        libc::clock_gettime(clock, time.as_mut_ptr());
         time.assume_init()
     };
     #[expect(clippy::useless_conversion, reason = "on some machines they have 32 bits")]
     let (secs, nanos) = (i64::from(time.tv_sec), i64::from(time.tv_nsec));
-    // This clock is never negative.
-    Nanos::from_nanos((secs * 1_000_000_000 + nanos).cast_unsigned())
-}
-
-/// Returns the time of day minus `now`, the time of a [`Clock`]: not zero if the system's clock was set.
-pub fn offset(now: Nanos) -> ClockOffset {
-    ClockOffset::between(now, nanos(time_of_day()))
-}
-
-/// Returns the time of day of the system, since 1970.
-#[expect(clippy::disallowed_methods, reason = "the one place where clocks are read")]
-pub fn time_of_day() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-fn nanos(span: Duration) -> Nanos {
-    Nanos::from_nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+    // Only a time of day that was set to one before 1970 is negative.
+    Nanos::from_nanos((secs * 1_000_000_000 + nanos).max(0).cast_unsigned())
 }
 
 #[cfg(test)]
