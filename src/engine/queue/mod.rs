@@ -552,17 +552,16 @@ impl Queue {
     /// Removes a job from the heap or list of its state, if it is in one. A connection that holds it has
     /// given it up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
-        let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
-        let tube = &mut self.tubes[tube_key];
+        let Job { state, tube, pri, .. } = self.jobs[key];
+        let tube = &mut self.tubes[tube];
         match state {
             State::Detached => {}
             State::Ready(_) => {
-                self.remove_ready(key);
-                let tube = &mut self.tubes[tube_key];
                 let urgent = u32::from(pri < URGENT_BELOW);
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
                 self.totals.ready -= 1;
+                self.remove_ready(key);
             }
             State::Delayed(_) => {
                 tube.delayed.remove(key.number(), &mut self.jobs);
