@@ -1,4 +1,4 @@
-//! Why a binlog cannot be used: one type from the disk to the exit code.
+//! Why a binlog cannot be used, in one type from the disk to the exit code, and why bytes in it are no record.
 
 use super::disk::FileNumber;
 use std::collections::TryReserveError;
@@ -29,6 +29,14 @@ pub enum Step {
     Write,
     /// The output of the program is written.
     Output,
+}
+
+/// Why bytes are no intact record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corruption {
+    /// The version of the file is unknown.
+    Version(i32),
+    Other(&'static str),
 }
 
 impl BinlogError {
@@ -80,5 +88,35 @@ impl From<TryReserveError> for BinlogError {
 impl fmt::Display for BinlogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
+    }
+}
+
+impl Corruption {
+    /// A field is out of range, or the name of the tube is not allowed.
+    pub const NAME_LENGTH: Corruption =
+        Corruption::Other("no record: the length of the name of the tube is out of range");
+    pub const NAME: Corruption =
+        Corruption::Other("no record: the name of the tube is not allowed");
+    pub const ID: Corruption = Corruption::Other("no record: the id is out of range");
+    pub const STATE: Corruption = Corruption::Other("no record: the state is out of range");
+    pub const BODY_LENGTH: Corruption =
+        Corruption::Other("no record: the length of the body is out of range");
+    pub const FILE_HEADER: Corruption = Corruption::Other("the file header record is damaged");
+    /// The record does not end within the file.
+    pub const CUT_SHORT: Corruption = Corruption::Other("the record is cut short");
+    /// For a damaged place, other bytes follow.
+    pub const ZEROS: Corruption = Corruption::Other("zeros in the place of a record");
+    pub const CHECKSUM: Corruption = Corruption::Other("the record fails its checksum");
+    pub const BODY_END: Corruption = Corruption::Other("the body does not end in CR LF");
+    /// The record is that of another job, or of another length.
+    pub const OTHER_RECORD: Corruption = Corruption::Other("another record is in its place");
+}
+
+impl fmt::Display for Corruption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Corruption::Version(version) => write!(f, "version {version} is unknown"),
+            Corruption::Other(cause) => f.write_str(cause),
+        }
     }
 }

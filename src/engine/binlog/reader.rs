@@ -9,10 +9,8 @@
 //! it loop or panic.
 
 use super::disk::{Disk, FileNumber};
-use super::error::BinlogError;
-use super::record::{
-    self, Content, Corruption, FILE_HEAD_LEN, FileHeader, Head, Layout, VERSION_LEN,
-};
+use super::error::{BinlogError, Corruption};
+use super::record::{self, Content, FILE_HEAD_LEN, FileHeader, Head, Layout, VERSION_LEN};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use std::io;

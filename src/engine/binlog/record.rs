@@ -64,12 +64,16 @@
 //! So a client cannot put a job whose body is taken for records when the records before it are
 //! damaged.
 
+mod header;
+
+pub use header::FileHeader;
+
 use super::disk::FileNumber;
+use super::error::Corruption;
 use super::gaps::Gap;
 use crate::engine::digest::{Con, Digest, Secret};
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
-use std::fmt;
 
 /// The numbers of times that a job was reserved, timed out, released, buried and kicked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -253,10 +257,6 @@ const COUNTS_AT: usize = 56;
 const STATE_AT: usize = 76;
 const MARK_AT: usize = 77;
 
-/// A file header record with at most this many flipped bits is recognized as damaged. With more, the
-/// file is taken for one without checksums.
-const MAX_FLIPPED_BITS: u32 = 16;
-
 thread_local! {
     /// The checksum of no bytes. To look for the instructions that the processor has takes a quarter as long as
     /// to sum a short record.
@@ -396,43 +396,6 @@ impl Head {
     /// Returns the length of the record in bytes, with its body.
     pub fn record_len(&self) -> u64 {
         (self.len + self.body_len) as u64
-    }
-}
-
-/// Why bytes are no intact record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Corruption {
-    /// The version of the file is unknown.
-    Version(i32),
-    Other(&'static str),
-}
-
-impl Corruption {
-    /// A field is out of range, or the name of the tube is not allowed.
-    const NAME_LENGTH: Corruption =
-        Corruption::Other("no record: the length of the name of the tube is out of range");
-    const NAME: Corruption = Corruption::Other("no record: the name of the tube is not allowed");
-    const ID: Corruption = Corruption::Other("no record: the id is out of range");
-    const STATE: Corruption = Corruption::Other("no record: the state is out of range");
-    const BODY_LENGTH: Corruption =
-        Corruption::Other("no record: the length of the body is out of range");
-    pub const FILE_HEADER: Corruption = Corruption::Other("the file header record is damaged");
-    /// The record does not end within the file.
-    pub const CUT_SHORT: Corruption = Corruption::Other("the record is cut short");
-    /// For a damaged place, other bytes follow.
-    pub const ZEROS: Corruption = Corruption::Other("zeros in the place of a record");
-    pub const CHECKSUM: Corruption = Corruption::Other("the record fails its checksum");
-    pub const BODY_END: Corruption = Corruption::Other("the body does not end in CR LF");
-    /// The record is that of another job, or of another length.
-    const OTHER_RECORD: Corruption = Corruption::Other("another record is in its place");
-}
-
-impl fmt::Display for Corruption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Corruption::Version(version) => write!(f, "version {version} is unknown"),
-            Corruption::Other(cause) => f.write_str(cause),
-        }
     }
 }
 
@@ -611,46 +574,6 @@ pub fn body_of(bytes: &[u8], layout: Layout, id: u64) -> Result<&[u8], Corruptio
     }
     layout.verify(bytes, len)?;
     Ok(&bytes[len..])
-}
-
-/// The first record of a file. It shows whether the file has checksums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileHeader {
-    /// It is no file header record: the file has no checksums.
-    None,
-    /// It is zeros: it was not written before a power cut. C beanstalkd leaves no such gap.
-    Blank,
-    /// The file has checksums.
-    Intact {
-        /// The last id that was given out before the file was created.
-        last_id: u64,
-        /// The nonce of its records.
-        nonce: u32,
-    },
-    /// The file has checksums, but this record is damaged.
-    Damaged,
-}
-
-impl FileHeader {
-    /// Reads the first record of a file from the start of `bytes`.
-    pub fn read(bytes: &[u8]) -> FileHeader {
-        let Some(bytes) = bytes.first_chunk::<SHORT_LEN>() else { return FileHeader::None };
-        if bytes.iter().all(|&byte| byte == 0) {
-            return FileHeader::Blank;
-        }
-        let Raw { moment: last_id, nonce, .. } = Raw::of_bytes(&bytes[NAME_LENGTH_LEN..]);
-        let mut expected = Vec::with_capacity(SHORT_LEN);
-        write(&mut expected, &Content::FileHeader(last_id), "", (&[], true), nonce);
-        if expected == bytes {
-            return FileHeader::Intact { last_id, nonce };
-        }
-        // A damaged id or nonce changes the expected checksum, so the checksum is not compared.
-        let checksum_at = NAME_LENGTH_LEN + CHECKSUM_AT;
-        let is_checksum = |at: usize| (checksum_at..checksum_at + 4).contains(&at);
-        let pairs = expected.iter().zip(bytes).enumerate().filter(|(at, _)| !is_checksum(*at));
-        let flipped_bits: u32 = pairs.map(|(_, (one, other))| (one ^ other).count_ones()).sum();
-        if flipped_bits <= MAX_FLIPPED_BITS { FileHeader::Damaged } else { FileHeader::None }
-    }
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -24,7 +24,9 @@
 //! | [`sending`] | the end of an iteration: replies are sent, connections closed |
 //! | [`reading`] | replies whose bodies come from the disk |
 //! | [`report`] | replies that show other connections |
+//! | [`check`] | counts everything again and compares, for tests |
 
+mod check;
 mod link;
 mod reading;
 mod report;
@@ -34,16 +36,15 @@ pub use link::Readiness;
 
 use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::error::BinlogError;
-use crate::engine::binlog::{Binlog, Policy, Progress, Syncing, record};
+use crate::engine::binlog::{Binlog, Policy, Progress, Syncing};
 use crate::engine::collections::slab::PAGE_BYTES;
-use crate::engine::conn::{Activity, Conn, Doing, Steps};
+use crate::engine::conn::{Activity, Conn, Doing};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::limits::Limits;
 use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
-use crate::engine::queue::body::Bodies;
 use crate::engine::queue::client::{Client, Leaving};
 use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::replay::Replay;
@@ -573,53 +574,6 @@ impl<S> Server<S> {
         let Totals { ready, reserved, delayed, buried, .. } = self.store.queue.totals;
         let (connections, is_draining) = (self.store.connections, self.store.is_draining);
         StatusLine { ready, reserved, delayed, buried, connections, is_draining }
-    }
-
-    // ---- For tests ----
-
-    /// Returns the connections that are flushed at the end of the iteration.
-    pub fn dirty(&self) -> &[ConnKey] {
-        &self.store.dirty
-    }
-
-    /// Returns the connection of this key, if it is open, and the bodies that its output shares.
-    pub fn inspect(&self, key: ConnKey) -> Option<(&Conn, &Bodies)> {
-        self.conn_ref(key).map(|c| (c, &self.store.queue.bodies))
-    }
-
-    /// Returns whether a connection has commands to run without further input.
-    pub fn has_commands(&self, key: ConnKey) -> bool {
-        self.conn_ref(key).is_some_and(|c| c.has_backlog && c.can_run(&self.store))
-    }
-
-    /// Checks all invariants between two calls of the methods above. They do not hold
-    /// after a replay has failed or [`Server::stop`] was called.
-    ///
-    /// # Panics
-    /// A check fails.
-    pub fn check(&self) {
-        let s = &self.store;
-        let links = || self.open_links();
-        let clients = self.links.iter().map(|(_, slot)| slot.client());
-        s.queue.check(clients, links().flat_map(|link| link.conn.check_parts().1));
-        let sum = |part: usize| links().map(|link| link.conn.check_parts().0[part]).sum::<usize>();
-        assert_eq!(s.input_bytes, sum(0), "stored and actual bytes of inputs");
-        assert_eq!(s.pool.text_len(), sum(1), "stored and actual bytes of outputs");
-        s.pool.check();
-        assert_eq!(s.queue.woken.len(), 0, "wait results that were not delivered");
-        assert_eq!(s.connections, links().count(), "stored and actual number of connections");
-        let keys = s.connections + self.leaving.len();
-        assert_eq!(self.links.len(), keys, "keys, and who has them");
-        let is_selecting =
-            |link: &&Link<S>| matches!(link.conn.doing, Doing::Steps(Steps::Select { .. }));
-        let selections = links().filter(is_selecting).count();
-        assert_eq!(s.selections, selections, "stored and actual number of pages in steps");
-        links().for_each(|link| link.conn.check(s));
-        for (_, job) in s.queue.jobs.iter() {
-            // A damaged binlog may have ids above `HIGHEST_ID`, which were never assigned.
-            let is_assigned = job.id <= s.queue.last_id || job.id > record::HIGHEST_ID;
-            assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, s.queue.last_id);
-        }
     }
 }
 

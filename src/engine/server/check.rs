@@ -1,0 +1,55 @@
+//! What tests see of a server: its connections, and whether all counts are right.
+
+use super::Server;
+use super::link::Link;
+use crate::engine::binlog::record;
+use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::keys::ConnKey;
+use crate::engine::queue::body::Bodies;
+
+impl<S> Server<S> {
+    /// Returns the connections that are flushed at the end of the iteration.
+    pub fn dirty(&self) -> &[ConnKey] {
+        &self.store.dirty
+    }
+
+    /// Returns the connection of this key, if it is open, and the bodies that its output shares.
+    pub fn inspect(&self, key: ConnKey) -> Option<(&Conn, &Bodies)> {
+        self.conn_ref(key).map(|c| (c, &self.store.queue.bodies))
+    }
+
+    /// Returns whether a connection has commands to run without further input.
+    pub fn has_commands(&self, key: ConnKey) -> bool {
+        self.conn_ref(key).is_some_and(|c| c.has_backlog && c.can_run(&self.store))
+    }
+
+    /// Checks all invariants between two calls of the methods above. They do not hold
+    /// after a replay has failed or [`Server::stop`] was called.
+    ///
+    /// # Panics
+    /// A check fails.
+    pub fn check(&self) {
+        let s = &self.store;
+        let links = || self.open_links();
+        let clients = self.links.iter().map(|(_, slot)| slot.client());
+        s.queue.check(clients, links().flat_map(|link| link.conn.check_parts().1));
+        let sum = |part: usize| links().map(|link| link.conn.check_parts().0[part]).sum::<usize>();
+        assert_eq!(s.input_bytes, sum(0), "stored and actual bytes of inputs");
+        assert_eq!(s.pool.text_len(), sum(1), "stored and actual bytes of outputs");
+        s.pool.check();
+        assert_eq!(s.queue.woken.len(), 0, "wait results that were not delivered");
+        assert_eq!(s.connections, links().count(), "stored and actual number of connections");
+        let keys = s.connections + self.leaving.len();
+        assert_eq!(self.links.len(), keys, "keys, and who has them");
+        let is_selecting =
+            |link: &&Link<S>| matches!(link.conn.doing, Doing::Steps(Steps::Select { .. }));
+        let selections = links().filter(is_selecting).count();
+        assert_eq!(s.selections, selections, "stored and actual number of pages in steps");
+        links().for_each(|link| link.conn.check(s));
+        for (_, job) in s.queue.jobs.iter() {
+            // A damaged binlog may have ids above `HIGHEST_ID`, which were never assigned.
+            let is_assigned = job.id <= s.queue.last_id || job.id > record::HIGHEST_ID;
+            assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, s.queue.last_id);
+        }
+    }
+}
