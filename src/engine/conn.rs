@@ -11,7 +11,8 @@
 //! among the bodies of jobs.
 
 use super::commands::pages::Report;
-use super::commands::{change, pages, put, reject, reserve, run_line, show};
+use super::commands::put::{self, LargePut, Put};
+use super::commands::{change, pages, reject, reserve, run_line, show};
 use super::keys::{ConnKey, JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
@@ -21,11 +22,9 @@ use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
 use super::queue::body::{Body, LARGE};
 use super::queue::browse::SelectionScan;
 use super::queue::client::Client;
-use super::queue::job::JobParams;
 use super::queue::listing::ListText;
 use super::queue::read_body::{BodyRef, ReadBody};
 use super::queue::touch::TouchAll;
-use super::queue::unique::NewKey;
 use super::queue::waiters::Wait;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
@@ -33,7 +32,7 @@ use super::store::Store;
 use super::text::{self, CR_LF};
 use super::time::Nanos;
 use std::collections::TryReserveError;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 
 #[derive(Debug)]
@@ -41,8 +40,8 @@ pub struct Conn {
     pub key: ConnKey,
     /// Its part in the rules.
     pub client: Client,
-    /// The address of the client; `None` on a Unix socket.
-    pub address: Option<SocketAddr>,
+    /// The address and the port of the client; `None` on a Unix socket.
+    pub address: Option<(Ipv6Addr, u16)>,
     pub opened_at: Nanos,
     pub doing: Doing,
     /// Bytes that have arrived and are not used yet.
@@ -68,6 +67,9 @@ pub struct Conn {
     unread: usize,
 }
 
+const _: () =
+    assert!(size_of::<Conn>() <= 192, "with its watch an idle connection takes 400 bytes");
+
 /// The part of a command that a connection is reading, runs, or waits for.
 #[derive(Debug, Default)]
 pub enum Doing {
@@ -81,7 +83,7 @@ pub enum Doing {
     /// The body of a job.
     Body(Put),
     /// The body of a job, which is read straight into its slot.
-    LargeBody(LargePut),
+    LargeBody(Box<LargePut>),
     /// A body that is dropped: the number of bytes that are still to arrive, and the reply at its end.
     SkipBody(usize, Word),
 
@@ -111,7 +113,7 @@ pub enum Steps {
     /// A reserve over many tubes.
     Reserve(Wait, ReserveKind),
     /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
-    FillBatch(Batch, Nanos),
+    FillBatch(Box<Batch>, Nanos),
     /// A `touch-all` of many jobs.
     TouchAll(TouchAll),
     /// A `list-jobs` or `peek-batch` that compares many jobs.
@@ -132,30 +134,6 @@ pub enum ReserveKind {
     Job,
     /// `reserve-batch`: at most this number of jobs, in one reply.
     Batch(usize),
-}
-
-/// A put whose body is arriving.
-#[derive(Debug)]
-pub struct Put {
-    /// The id of the new job.
-    pub id: u64,
-    pub params: JobParams,
-    /// The length of the body with CR LF, in bytes.
-    pub full_len: u32,
-    /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
-    pub tube: Option<Box<str>>,
-    /// The key of a unique job.
-    pub unique: Option<NewKey>,
-}
-
-/// A put whose body is at least [`LARGE`] bytes long and is arriving.
-#[derive(Debug)]
-pub struct LargePut {
-    pub put: Put,
-    /// The slot of the body.
-    pub body: Body,
-    /// The number of bytes that have arrived.
-    pub filled: usize,
 }
 
 /// The activity of a connection, as metrics show it.
@@ -242,7 +220,10 @@ impl Conn {
         Conn {
             key: client.key,
             client,
-            address,
+            address: address.map(|address| match address.ip() {
+                IpAddr::V4(ip) => (ip.to_ipv6_mapped(), address.port()),
+                IpAddr::V6(ip) => (ip, address.port()),
+            }),
             opened_at: now,
             doing: Doing::Line,
             input: Input::default(),
@@ -626,7 +607,8 @@ impl Conn {
     /// Returns the slot's next bytes, at most `limit`, to which the loop may read a large body.
     /// Returns `None` if no large body is arriving, or if the connection must not be read.
     pub fn body_space<'s>(&self, s: &'s mut Store, limit: usize) -> Option<&'s mut [u8]> {
-        let Doing::LargeBody(LargePut { body, filled, .. }) = &self.doing else { return None };
+        let Doing::LargeBody(large) = &self.doing else { return None };
+        let LargePut { body, filled, .. } = &**large;
         if !self.can_read(s) {
             return None;
         }
@@ -751,9 +733,9 @@ impl Conn {
                 "connection {index} kicks {kick:?}, but uses {:?}",
                 self.client.used
             ),
-            Doing::LargeBody(LargePut { put, body, .. }) => assert!(
-                put.id <= s.queue.last_id && put.full_len == body.full_len(),
-                "connection {index} puts {put:?} into {body:?}"
+            Doing::LargeBody(large) => assert!(
+                large.put.id <= s.queue.last_id && large.put.full_len == large.body.full_len(),
+                "connection {index} puts {large:?}"
             ),
             Doing::ListTubes => {
                 assert_eq!(s.lists.requests_of(self.key), 1, "lists for connection {index}");

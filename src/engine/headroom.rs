@@ -20,10 +20,11 @@
 //! - lists with a fixed bound of at most 160 KiB;
 //! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
 //!   200 KiB, and is made only while three quarters of the headroom are left;
-//! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
-//!   They are allocated only while half of the headroom is left.
+//! - boxes of at most 64 bytes for each large body, each pause, each client with several tubes and each
+//!   `reserve-batch` in steps. They are allocated only while half of the headroom is left.
 
 use std::cell::Cell;
+use std::collections::TryReserveError;
 
 /// A part of the headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +48,14 @@ pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
     let result = allocate();
     REQUIRED.set(outer);
     result
+}
+
+/// Returns `value` in a box. Unlike that of a `Box`, this allocation can fail.
+pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveError> {
+    let mut one = Vec::new();
+    leave(least, || one.try_reserve_exact(1))?;
+    one.push(value);
+    Ok(one.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("it has one entry")))
 }
 
 /// Returns the part of the headroom that an allocation must leave now.

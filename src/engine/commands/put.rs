@@ -1,15 +1,56 @@
 //! `put` and `put-in-tube`: from the line to the job, whose body may arrive much later.
 
 use crate::engine::binlog::NoSpace;
-use crate::engine::conn::{Conn, Doing, LargePut, Put};
+use crate::engine::conn::{Conn, Doing};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::protocol::parse::Args;
+use crate::engine::protocol::parse::{Args, Tags};
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::body::{Body, LARGE};
 use crate::engine::queue::job::JobParams;
 use crate::engine::queue::unique::NewKey;
 use crate::engine::store::Store;
 use crate::engine::text::{self, CR_LF};
+use std::collections::TryReserveError;
+
+/// A put whose body is arriving.
+#[derive(Debug)]
+pub struct Put {
+    /// The id of the new job.
+    pub id: u64,
+    params: JobParams,
+    /// The length of the body with CR LF, in bytes.
+    pub full_len: u32,
+    /// What few puts have, so that an idle connection takes less memory.
+    extras: Option<Box<[Extras; 1]>>,
+}
+
+#[derive(Debug)]
+struct Extras {
+    /// The tube of a `put-in-tube`, or `None` for the tube that the connection uses.
+    tube: Option<Box<str>>,
+    /// The keys of the job.
+    unique: Option<NewKey>,
+}
+
+/// A put whose body is at least [`LARGE`] bytes long and is arriving.
+#[derive(Debug)]
+pub struct LargePut {
+    pub put: Put,
+    /// The slot of the body.
+    pub body: Body,
+    /// The number of bytes that have arrived.
+    pub filled: usize,
+}
+
+impl Put {
+    fn tube(&self) -> Option<&str> {
+        self.extras.as_ref()?[0].tube.as_deref()
+    }
+
+    fn unique(&self) -> Option<&NewKey> {
+        self.extras.as_ref()?[0].unique.as_ref()
+    }
+}
 
 /// `put <pri> <delay> <ttr> <bytes> [idp:<key>[:<ttl>]] [con:<key>[:<limit>]]`
 pub fn put(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
@@ -40,21 +81,36 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     let needs_memory = tags.is_none_or(|tags| tags.unique.is_none()) || full_len >= LARGE;
     // In drain mode the reply to a put is `DRAINING`, at the end of the body.
     let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tags.is_some());
-    let unique = tags.map(|tags| {
-        let name = tube.unwrap_or(&s.queue.tubes[c.client.used].name);
-        s.queue.unique.new_key(name, tags.unique, tags.con, s.queue.last_id + 1)
-    });
-    let Ok(tube) = tube.map(text::try_boxed).transpose() else {
-        return skip_body(c, full_len, no_memory(s));
-    };
+    let mut extras = None;
+    if tube.is_some() || tags.is_some() {
+        let Ok(some) = try_extras(c, s, tube, tags) else {
+            return skip_body(c, full_len, no_memory(s));
+        };
+        extras = Some(some);
+    }
     if !has_memory || (needs_memory && !s.has_headroom(Headroom::Whole)) {
         return skip_body(c, full_len, Word::OutOfMemory);
     }
     s.queue.last_id += 1;
     let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
     c.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-    c.doing = Doing::Body(Put { id: s.queue.last_id, params, full_len, tube, unique });
+    c.doing = Doing::Body(Put { id: s.queue.last_id, params, full_len, extras });
     Ok(Reply::Later)
+}
+
+#[cold]
+fn try_extras(
+    c: &Conn,
+    s: &Store,
+    tube: Option<&str>,
+    tags: Option<Tags<'_>>,
+) -> Result<Box<[Extras; 1]>, TryReserveError> {
+    let name = tube.unwrap_or(&s.queue.tubes[c.client.used].name);
+    let new_key =
+        |tags: Tags<'_>| s.queue.unique.new_key(name, tags.unique, tags.con, s.queue.last_id + 1);
+    let unique = tags.map(new_key);
+    let tube = tube.map(text::try_boxed).transpose()?;
+    headroom::try_box(Headroom::Quarter, Extras { tube, unique })
 }
 
 fn skip_body(c: &mut Conn, full_len: usize, word: Word) -> Answer {
@@ -78,10 +134,10 @@ fn take_put(c: &mut Conn) -> Put {
 pub fn begin_body(c: &mut Conn, s: &mut Store) -> Answer {
     let put = take_put(c);
     let full_len = put.full_len as usize;
-    if s.has_memory_for(full_len, put.unique.is_some())
+    if s.has_memory_for(full_len, put.unique().is_some())
         && let Ok(body) = headroom::leave(Headroom::Whole, || s.queue.bodies.begin(full_len))
     {
-        c.doing = Doing::LargeBody(LargePut { put, body, filled: 0 });
+        c.doing = Doing::LargeBody(Box::new(LargePut { put, body, filled: 0 }));
         return Ok(Reply::Later);
     }
     skip_body(c, full_len, no_memory(s))
@@ -95,16 +151,17 @@ pub fn advance(c: &mut Conn, s: &mut Store, count: usize) -> Answer {
             return Ok(Reply::Later);
         }
     }
-    let Doing::LargeBody(LargePut { put, body, .. }) = std::mem::take(&mut c.doing) else {
+    let Doing::LargeBody(large) = std::mem::take(&mut c.doing) else {
         unreachable!("the caller has matched a large body")
     };
+    let LargePut { put, body, .. } = *large;
     let ends_in_cr_lf = s.queue.bodies.bytes(&body).ends_with(CR_LF);
     match answer_without_job(s, &put, ends_in_cr_lf) {
         Some(answer) => {
             s.queue.drop_body(body);
             answer
         }
-        None => insert(c, s, put, body),
+        None => insert(c, s, &put, body),
     }
 }
 
@@ -115,11 +172,11 @@ pub fn finish_small(c: &mut Conn, s: &mut Store, bytes: &[u8]) -> Answer {
         return answer;
     }
     // Other clients may have put jobs while this body arrived.
-    if !s.has_memory_for(bytes.len(), put.unique.is_some()) || !s.has_headroom(Headroom::Half) {
+    if !s.has_memory_for(bytes.len(), put.unique().is_some()) || !s.has_headroom(Headroom::Half) {
         return Err(Word::OutOfMemory);
     }
     let body = headroom::leave(Headroom::Whole, || s.queue.bodies.add(bytes))?;
-    insert(c, s, put, body)
+    insert(c, s, &put, body)
 }
 
 /// Returns the answer to a put that inserts no job, although there is memory for it.
@@ -130,24 +187,24 @@ fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<A
     if s.is_draining {
         return Some(Err(Word::Draining));
     }
-    hit(s, put.unique?)
+    hit(s, put.unique()?)
 }
 
 /// Returns the answer to a put whose key is in force.
 #[cold]
-fn hit(s: &mut Store, unique: NewKey) -> Option<Answer> {
+fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
     let hit = s.queue.find_unique(unique.digest)?;
     s.queue.count_hit();
     Some(Ok(Reply::InsertedBefore(hit)))
 }
 
-fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
-    let Put { id, params, tube: name, unique, .. } = put;
+fn insert(c: &Conn, s: &mut Store, put: &Put, body: Body) -> Answer {
+    let (tube, unique) = (put.tube(), put.unique());
     let queue = &mut s.queue;
     let inserted: Result<(), NoSpace> = headroom::leave(Headroom::Whole, || {
-        let tube = match name {
+        let tube = match tube {
             None => c.client.used,
-            Some(name) => match queue.find_or_create_tube(&name) {
+            Some(name) => match queue.find_or_create_tube(name) {
                 Ok(tube) => tube,
                 Err(no_memory) => {
                     queue.drop_body(body);
@@ -155,8 +212,8 @@ fn insert(c: &Conn, s: &mut Store, put: Put, body: Body) -> Answer {
                 }
             },
         };
-        queue.put(tube, id, params, unique.as_ref(), body)
+        queue.put(tube, put.id, put.params, unique, body)
     });
     inserted?;
-    Ok(Reply::Number("INSERTED ", id))
+    Ok(Reply::Number("INSERTED ", put.id))
 }

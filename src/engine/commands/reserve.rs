@@ -88,7 +88,7 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -
                 (true, true) => {}
                 (true, false) => return reply_batch(c, s, batch, wait.until),
                 (false, true) => return c.later(Steps::Reserve(wait, kind)),
-                (false, false) => return c.later(Steps::FillBatch(batch, wait.until)),
+                (false, false) => return c.later(Steps::FillBatch(Box::new(batch), wait.until)),
             }
         }
     }
@@ -128,19 +128,19 @@ pub fn awaited(
         c.fail(s);
         return Ok(Reply::Later);
     }
-    c.later(Steps::FillBatch(batch, until))
+    c.later(Steps::FillBatch(Box::new(batch), until))
 }
 
 // ---- Batches ----
 
 /// Continues a batch that has some jobs.
-pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Batch, until: Nanos) -> Answer {
+pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<Batch>, until: Nanos) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
     let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
-    if filled? { reply_batch(c, s, batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
+    if filled? { reply_batch(c, s, *batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
 }
 
 /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch

@@ -33,7 +33,6 @@ use std::rc::Rc;
 #[derive(Debug, Default)]
 pub struct Output(Option<Boxed>);
 
-/// A box that is made from a vector of one entry, because that allocation can fail.
 type Boxed = Box<[Pending; 1]>;
 
 #[derive(Debug, Default)]
@@ -469,10 +468,7 @@ impl Pool {
         if let Some(pending) = self.spare.pop() {
             return Ok(pending);
         }
-        let mut pending = Vec::new();
-        headroom::leave(Headroom::Quarter, || pending.try_reserve_exact(1))?;
-        pending.push(Pending::default());
-        Ok(pending.into_boxed_slice().try_into().expect("the slice has one entry"))
+        headroom::try_box(Headroom::Quarter, Pending::default())
     }
 
     /// Checks that the buffers are empty and small.

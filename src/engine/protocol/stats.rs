@@ -183,9 +183,7 @@ pub fn push_client_line(text: &mut String, c: &Conn, queue: &Queue) -> Result<()
 /// Returns the address of a client as text. A client of IPv4 may come through a socket of IPv6.
 pub fn address(c: &Conn) -> impl Display {
     fmt::from_fn(|f| match c.address {
-        Some(address) => {
-            write!(f, "{}", SocketAddr::new(address.ip().to_canonical(), address.port()))
-        }
+        Some((ip, port)) => write!(f, "{}", SocketAddr::new(ip.to_canonical(), port)),
         None => f.write_str("unix"),
     })
 }
