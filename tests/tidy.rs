@@ -159,6 +159,16 @@ fn every_file_opens_with_what_it_is_for() {
     assert!(count >= 150, "only {count} sources and scripts");
 }
 
+/// A longer one asks to be two.
+#[test]
+fn no_source_is_too_long_to_read() {
+    const MOST_BYTES: usize = 30_000;
+    for path in sources_below("src") {
+        let len = read(&path).len();
+        assert!(len <= MOST_BYTES, "{} has {len} bytes", path.display());
+    }
+}
+
 /// What a script in Python prints; `None` without Python.
 fn python(arguments: &[&str]) -> Option<String> {
     let mut command = std::process::Command::new("python3");
