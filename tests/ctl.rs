@@ -712,6 +712,13 @@ fn on_a_terminal_it_asks_and_shows_progress() {
     let done = on_terminal("flush mail", b"y\n").unwrap();
     assert!(done.out.ends_with("\r\u{1b}[K2/2 100%\r\u{1b}[Kdeleted 2\r\n"), "{done:?}");
     assert_eq!((done.code, server.counts("mail")[3]), (0, 0));
+    // Progress is one line, however many tubes are left.
+    let tubes: Vec<String> = (0..5).map(|number| format!("{number}{}", "x".repeat(60))).collect();
+    tubes.iter().for_each(|tube| _ = server.ok(&format!("put {tube} x")));
+    let done = on_terminal(&format!("drain {} --within 1", tubes.join(" ")), b"").unwrap();
+    let (shown, _) = done.out.split_once("beanstalkctl: ").unwrap();
+    assert!(shown.split("\r\u{1b}[K").all(|line| line.chars().count() < 80), "{shown}");
+    assert!(shown.contains("1 ready"), "{shown}");
     let done = on_terminal("bench --jobs 100", b"").unwrap();
     assert!(done.out.contains("100/100 100%\r\u{1b}[KCOMMAND "), "{done:?}");
 }

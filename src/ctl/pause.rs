@@ -2,7 +2,7 @@
 
 use super::args::{self, seconds};
 use super::look::{self, Tube};
-use super::print::capitalized;
+use super::print::{capitalized, cut};
 use super::{Ctl, Flags, usage_error};
 use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
@@ -71,13 +71,13 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let states: &[&str] =
         if args.has("held") { &["reserved"] } else { &["ready", "reserved", "delayed"] };
     args.words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
-    let rest_of = |tube: &Tube| {
+    let is_drained = |tube: &Tube| states.iter().all(|state| tube.jobs(state) == 0);
+    let line = |tube: &Tube, name_max: usize| {
         let count = |state: &&str| {
             format!("{} {}", tube.jobs(state), if *state == "reserved" { "held" } else { state })
         };
-        let is_drained = states.iter().all(|state| tube.jobs(state) == 0);
         let counts = states.iter().map(count).collect::<Vec<_>>().join(", ");
-        (!is_drained).then(|| format!("tube {}: {counts}", tube.name))
+        format!("tube {}: {counts}", cut(&tube.name, name_max, true))
     };
     if !ctl.is_dry_run {
         ctl.begin("drain", "drained", 0);
@@ -90,17 +90,21 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let names: Vec<String> = names.into_iter().cloned().collect();
     missing.iter().for_each(|name| ctl.work.fail(&format!("tube {name}: not found")));
     loop {
-        let rest: Vec<String> = tubes.iter().filter_map(rest_of).collect();
+        let rest: Vec<&Tube> = tubes.iter().filter(|tube| !is_drained(tube)).collect();
+        let lines = rest.iter().map(|tube| line(tube, usize::MAX)).collect::<Vec<_>>();
         if ctl.is_dry_run {
-            let rest = if rest.is_empty() { "nothing".into() } else { rest.join("; ") };
-            return ctl.would(&format!("wait for {rest}"));
+            let lines = if rest.is_empty() { "nothing".into() } else { lines.join("; ") };
+            return ctl.would(&format!("wait for {lines}"));
         }
         let waited = clock::monotonic().since(start).whole_secs();
         let is_late = within.is_some_and(|secs| waited >= secs.into());
-        ctl.work.show(&rest.join("; "));
+        // One line of a terminal, so that the next one replaces it.
+        let first = rest.first().map_or(String::new(), |tube| line(tube, 20));
+        let more = rest.len().saturating_sub(1);
+        ctl.work.show(&if more > 0 { format!("{first}; {more} more") } else { first });
         if rest.is_empty() || is_late || ctl.work.wait(POLL_PAUSE) {
             ctl.work.add((names.len() - rest.len()) as u64);
-            rest.iter().for_each(|line| ctl.work.fail(line));
+            lines.iter().for_each(|line| ctl.work.fail(line));
             return Ok(());
         }
         tubes = look::tubes(&mut ctl.conn, &names)?;

@@ -129,7 +129,7 @@ fn width_of(text: &str) -> usize {
 }
 
 /// Cuts `text` to `width` columns, in its middle or at its end.
-fn cut(text: &str, width: usize, in_middle: bool) -> String {
+pub fn cut(text: &str, width: usize, in_middle: bool) -> String {
     let mut line = text.to_owned();
     let mut chars: Vec<char> = text.chars().collect();
     while width_of(&line) > width {
