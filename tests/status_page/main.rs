@@ -159,6 +159,19 @@ fn the_page_begins_with_what_needs_attention() {
     assert!(html.contains("<a href=\"tube/slow#oldest\">1m 1s</a>"), "{html}");
     assert_eq!(site.json("/tube/bill")["attention"][0]["rule"], "buried");
     assert_eq!(site.json("/tube/slow")["attention"].as_array().unwrap().len(), 1);
+    // Jobs that wait for a slot of their key wait too. Here the oldest one is the last of those that are found.
+    site.ask("use keys\r\nwatch keys\r\nput 9 0 9000 1 con:k\r\nx\r\n");
+    site.ask("put 0 0 9000 1 con:k\r\nx\r\n".repeat(2_000));
+    assert!(site.ask("reserve\r\n").starts_with("RESERVED 5 "));
+    site.driver.advance(Nanos::from_secs(1_000));
+    let page = site.json("/tube/keys");
+    assert_eq!(page["attention"][0]["rule"], "slow");
+    assert_eq!(
+        (&page["oldest_ready_id"], &page["jobs"][0]["state"]),
+        (&4.into(), &"reserved".into())
+    );
+    let ready = page["jobs"].as_array().unwrap().iter().filter(|job| job["state"] == "ready");
+    assert_eq!(ready.count(), 10);
     // A server at another port has another line.
     site.driver.set_tool_server("127.0.0.1:11305");
     assert_eq!(

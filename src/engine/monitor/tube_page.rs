@@ -158,7 +158,9 @@ fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_
     let mut ids = vec![oldest];
     ids.extend(tube.buried.iter(jobs).take(MOST).map(id_of));
     ids.extend(reserved.ids());
-    ids.extend(tube.ready.first_keys(FEW, jobs).chain(delayed).map(id_of));
+    let behind = view.queue.ready_behind(key).map(Key::number);
+    let ready = tube.ready.first_keys(FEW, jobs).chain(behind).take(FEW);
+    ids.extend(ready.chain(delayed).map(id_of));
     ids
 }
 

@@ -9,6 +9,7 @@ use super::measurements::Rates;
 use super::table::{Column, Value};
 use crate::attention::TubeFacts;
 use crate::engine::keys::{JobKey, Key, TubeKey};
+use crate::engine::queue::con::{Groups, ReadyJob};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::Tubes;
@@ -109,10 +110,13 @@ pub struct Cursor {
     ready_left: usize,
     /// The number of waiters to scan, in the same order.
     waiters_left: usize,
+    /// The next ready job of a group to scan, if some are not among the others.
+    next_of_group: Option<ReadyJob>,
 }
 
 /// The costs of scanning one of each, in units of about 10 ns.
 const READY_COST: usize = 4;
+const GROUP_COST: usize = 32;
 const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
 
@@ -188,7 +192,8 @@ impl Cursor {
         }
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
         let (ready_left, waiters_left) = (tube.ready.heap().len(), tube.waiters.len());
-        Cursor { tube: key, stats, ready_left, waiters_left }
+        let next_of_group = (tube.behind > 0).then(|| Groups::before_tube(key, tube.epoch));
+        Cursor { tube: key, stats, ready_left, waiters_left, next_of_group }
     }
 
     /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
@@ -200,6 +205,12 @@ impl Cursor {
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
         let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
+        let groups = &view.queue.unique.groups;
+        let from = self.next_of_group.take();
+        let mut of_groups = from.into_iter().flat_map(|place| groups.ready_after(place));
+        let (most, mut count) = (budget.div_ceil(GROUP_COST), 0);
+        let next_ones = of_groups.by_ref().take(most).inspect(|_| count += 1);
+        let scanned = scanned.chain(next_ones.map(|ready| ready.5));
         let oldest = scanned.map(|key| &view.queue.jobs[key]).min_by_key(|job| job.created_at);
         if let Some(&Job { id, created_at, delay_secs, .. }) = oldest {
             let age = view.now.since(created_at);
@@ -209,10 +220,12 @@ impl Cursor {
                 stats.facts.oldest = view.now.since(created_at + Nanos::from_secs(delay_secs));
             }
         }
+        self.next_of_group = of_groups.next().copied();
+        *budget = budget.saturating_sub(count * GROUP_COST);
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
         self.stats.facts.waiting += waiting.count() as u64;
-        self.ready_left == 0 && self.waiters_left == 0
+        self.ready_left == 0 && self.waiters_left == 0 && self.next_of_group.is_none()
     }
 }
 

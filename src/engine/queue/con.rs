@@ -74,7 +74,7 @@ pub struct Groups {
 type ParkedJob = (u64, u32, u64, JobKey);
 
 /// Tube, epoch, group, priority and id of a ready job.
-type ReadyJob = (TubeKey, u8, u64, u32, u64, JobKey);
+pub type ReadyJob = (TubeKey, u8, u64, u32, u64, JobKey);
 
 #[derive(Debug, Default)]
 struct Group {
@@ -185,6 +185,11 @@ impl Groups {
         first.filter(|ready| ready.2 == group).map(|ready| ready.5)
     }
 
+    /// Returns the place before the ready jobs with a group in a tube.
+    pub fn before_tube(tube: TubeKey, epoch: u8) -> ReadyJob {
+        (tube, epoch, 0, 0, 0, JobKey::default())
+    }
+
     /// Returns a ready job with a group in a tube.
     pub fn first_in_tube(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
         self.in_tube(tube, epoch).next()
@@ -210,8 +215,13 @@ impl Groups {
         epoch: u8,
         group: u64,
     ) -> impl Iterator<Item = &ReadyJob> + '_ {
-        let from = self.ready.range((tube, epoch, group, 0, 0, JobKey::default())..);
-        from.take_while(move |ready| (ready.0, ready.1) == (tube, epoch))
+        self.ready_after((tube, epoch, group, 0, 0, JobKey::default()))
+    }
+
+    /// Returns the ready jobs with a group in a tube, from this place on.
+    pub fn ready_after(&self, place: ReadyJob) -> impl Iterator<Item = &ReadyJob> {
+        let from = self.ready.range(place..);
+        from.take_while(move |ready| (ready.0, ready.1) == (place.0, place.1))
     }
 }
 
@@ -390,7 +400,7 @@ impl Queue {
     }
 
     /// Returns the ready jobs of a tube that are not among [`Tube::ready`].
-    pub(super) fn ready_behind(&self, tube: TubeKey) -> impl Iterator<Item = JobKey> + '_ {
+    pub fn ready_behind(&self, tube: TubeKey) -> impl Iterator<Item = JobKey> + '_ {
         let epoch = self.tubes[tube].epoch;
         let all = self.unique.groups.in_tube(tube, epoch);
         all.filter(|&job| self.place_in_group(job) != Place::Offered)
