@@ -89,8 +89,9 @@ all:
 run:
 	$(CARGO) run --release -- -V $(FLAGS)
 
+# Many tests wait for processes: with two cores, two at a time leave both idle for a third of the time.
 check: check-style check-man check-clients check-moving check-pages
-	$(CARGO) test
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(n=$$(nproc); echo $$((n > 6 ? n : 6)))} $(CARGO) test
 
 check-repeat:
 	@RUNS='$(or $(RUNS),20)' MAKE='$(MAKE)' sh tests/repeat.sh
