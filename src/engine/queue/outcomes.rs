@@ -104,12 +104,12 @@ impl Queue {
             return;
         }
         let job = &self.jobs[entry.job];
-        let tube = &mut self.tubes[job.tube];
-        let is_flushed = job.epoch != tube.epoch;
-        let outcomes = tube.outcomes.get_or_insert_default();
+        let has_run = end == End::Delete && !self.is_flushed(job);
+        let run = self.now.since(entry.reserved_at);
+        let outcomes = self.outcomes(job.tube);
         outcomes.ended[end as usize] += 1;
-        if end == End::Delete && !is_flushed {
-            outcomes.runs.count(self.now.since(entry.reserved_at));
+        if has_run {
+            outcomes.runs.count(run);
         }
     }
 
