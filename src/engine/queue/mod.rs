@@ -467,6 +467,7 @@ impl Queue {
     pub fn kick(&mut self, kick: &mut Kick) -> Result<(), NoSpace> {
         let Limits { jobs_per_kick_step: jobs, wakes_per_step: wakes, .. } = self.limits;
         let rest = self.work.give(jobs + wakes * WORK_PER_WAKE);
+        let mut result = Ok(());
         for _ in 0..jobs.min(kick.left as usize) {
             if kick.left == 0 || self.woken.len() >= wakes || !self.work.is_left() {
                 break;
@@ -477,15 +478,17 @@ impl Queue {
             self.work.spend(1);
             match next.map(|job| self.kick_one(job)) {
                 Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
-                Some(Err(no_space)) if kick.kicked == 0 => {
+                Some(Err(no_space)) => {
                     kick.left = 0;
-                    self.work.end(rest);
-                    return Err(no_space);
+                    if kick.kicked == 0 {
+                        result = Err(no_space);
+                    }
                 }
-                Some(Err(_)) | None => kick.left = 0,
+                None => kick.left = 0,
             }
         }
         self.work.end(rest);
+        result?;
         self.compact();
         Ok(())
     }
