@@ -103,6 +103,11 @@ impl Groups {
         self.members.len() as u64 * MEMBER_BYTES + self.by_key.len() as u64 * GROUP_BYTES
     }
 
+    /// Returns whether no job has a group, as is usual.
+    fn are_unused(&self) -> bool {
+        self.members.is_empty()
+    }
+
     /// Returns the number of ready jobs that cannot be reserved because their groups are full.
     pub fn blocked(&self) -> u64 {
         self.blocked
@@ -239,8 +244,8 @@ impl Group {
 impl Queue {
     #[inline]
     fn member(&self, job: JobKey) -> Option<&Member> {
-        // The usual case. Looking at the job would cost more.
-        if self.unique.groups.members.is_empty() {
+        // Looking at the job would cost more.
+        if self.unique.groups.are_unused() {
             return None;
         }
         self.unique.member(self.jobs[job].unique()?)
@@ -364,8 +369,7 @@ impl Queue {
     /// Parks the first ready job of a tube if it is blocked. Returns whether it was.
     #[inline]
     pub(super) fn park_first(&mut self, tube: TubeKey) -> bool {
-        // The usual case.
-        if self.unique.groups.members.is_empty() {
+        if self.unique.groups.are_unused() {
             return false;
         }
         let Some(first) = self.tubes[tube].first_ready(&self.jobs) else { return false };
