@@ -81,13 +81,10 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     let needs_memory = tags.is_none_or(|tags| tags.unique.is_none()) || full_len >= LARGE;
     // In drain mode the reply to a put is `DRAINING`, at the end of the body.
     let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tags.is_some());
-    let mut extras = None;
-    if tube.is_some() || tags.is_some() {
-        let Ok(some) = try_extras(c, s, tube, tags) else {
-            return skip_body(c, full_len, no_memory(s));
-        };
-        extras = Some(some);
-    }
+    let has_extras = tube.is_some() || tags.is_some();
+    let Ok(extras) = has_extras.then(|| try_extras(c, s, tube, tags)).transpose() else {
+        return skip_body(c, full_len, no_memory(s));
+    };
     if !has_memory || (needs_memory && !s.has_headroom(Headroom::Whole)) {
         return skip_body(c, full_len, Word::OutOfMemory);
     }
