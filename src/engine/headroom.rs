@@ -20,8 +20,9 @@
 //! - lists with a fixed bound of at most 160 KiB;
 //! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
 //!   200 KiB, and is made only while three quarters of the headroom are left;
-//! - boxes of at most 64 bytes for each large body, each pause, each client with several tubes and each
-//!   `reserve-batch` in steps. They are allocated only while half of the headroom is left.
+//! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
+//!   They are allocated only while half of the headroom is left. And one for each `reserve-batch` in steps,
+//!   for whose jobs there was memory just before.
 
 use std::cell::Cell;
 use std::collections::TryReserveError;
