@@ -2,7 +2,7 @@
 
 use super::conn::Fields;
 use super::print::{json_body, json_string};
-use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, is_key};
+use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, tag};
 use crate::engine::text::is_tube_name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -74,13 +74,9 @@ pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
     }
     let limit = format!(":{}", small("limit", 1)?);
     let mut tags = String::new();
-    for (member, word, limit, least) in [("key", "idp", "", 0), ("con", "con", &limit, 1)] {
+    for (member, word, limit) in [("key", "idp", ""), ("con", "con", &limit)] {
         let Some(key) = text(member)? else { continue };
-        let tag = format!("{key}{limit}");
-        if !is_key(&tag, least) {
-            return Err(format!("{member} is not a key"));
-        }
-        tags += &format!(" {word}:{tag}");
+        tags += &tag(word, &(key + limit)).ok_or(format!("{member} is not a key"))?;
     }
     let (pri, ttr) = (small("pri", DEFAULT_PRI)?, small("ttr", DEFAULT_TTR)?);
     Ok(Dumped { tube, pri, delay, ttr, tags, body })

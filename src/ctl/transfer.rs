@@ -27,13 +27,11 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let delay = args.time("delay")?.unwrap_or(0).into();
     let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR).into();
     let mut tags = String::new();
-    for (option, word, least, example) in [("key", "idp", 0, 600), ("con", "con", 1, 2)] {
-        let Some(tag) = args.text(option) else { continue };
-        if !is_key(&tag, least) {
-            let expected = format!("a key, such as order-17:{example} or order-17");
-            return Err(usage_error(&format!("--{option} {tag}: not {expected}")));
-        }
-        tags += &format!(" {word}:{tag}");
+    for (option, word, example) in [("key", "idp", 600), ("con", "con", 2)] {
+        let Some(key) = args.text(option) else { continue };
+        let expected = format!("a key, such as order-17:{example} or order-17");
+        let bad = || usage_error(&format!("--{option} {key}: not {expected}"));
+        tags += &tag(word, &key).ok_or_else(bad)?;
     }
     let mut body = Vec::new();
     if let Some(word) = args.words.get(1) {
@@ -55,13 +53,16 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     print(&if ctl.is_json { Fields::of([("id", id)]).to_string() } else { id })
 }
 
-/// Returns whether `text` is a key, or a key, a colon and a number that is at least `least`.
-pub fn is_key(text: &str, least: u32) -> bool {
-    let number = name_prefix_len(text.as_bytes()).map(|len| &text[len..]);
-    number.is_some_and(|number| match number.strip_prefix(':') {
+/// Returns the tag of a put with this word: a key, or a key, a colon and a number. The limit of `con` is at least
+/// 1. Returns `None` if `key` is something else.
+pub fn tag(word: &str, key: &str) -> Option<String> {
+    let least = u32::from(word == "con");
+    let number = &key[name_prefix_len(key.as_bytes())?..];
+    let is_valid = match number.strip_prefix(':') {
         Some(number) => flags::number(number).is_some_and(|number: u32| number >= least),
         None => number.is_empty(),
-    })
+    };
+    is_valid.then(|| format!(" {word}:{key}"))
 }
 
 /// `export`
