@@ -43,8 +43,8 @@ fn the_engine_names_no_operating_system_and_no_clock() {
     // Of std::io only errors, slices and traits: a test may give the engine its own streams. Of std::net only
     // addresses.
     const ALLOWED_IN_STD: &str = "array borrow::Cow cell::Cell cell::{Cell,_RefCell} cmp collections fmt hash hint \
-        io; io::{self, io::IoSlice io::{Read,_Write} iter marker mem net::SocketAddr net::{IpAddr,_Ipv6Addr,_SocketAddr} num ops \
-        rc str";
+        io; io::{self, io::IoSlice io::{Read,_Write} iter marker mem net::SocketAddr \
+        net::{IpAddr,_Ipv6Addr,_SocketAddr} num ops rc str";
     for path in sources_below("src").iter().filter(|path| module_of(path).starts_with("engine")) {
         for (index, line) in read(path).lines().enumerate() {
             if line.trim_start().starts_with("//") {

@@ -689,8 +689,8 @@ fn copy(file: &[u8], offset: u64, bytes: &mut [u8]) -> usize {
     count
 }
 
-fn to_usize(number: u64) -> usize {
-    usize::try_from(number).expect("test files are small")
+pub fn to_usize(number: u64) -> usize {
+    usize::try_from(number).expect("the numbers of tests are small")
 }
 
 impl FakeDisk {

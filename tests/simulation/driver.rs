@@ -20,7 +20,7 @@ use super::model::{ClientNumber, Model};
 use crate::harness::driver::{
     self, Client, Driver, Flushed, Limits, Nanos, Settings, Syncing, Visit,
 };
-use crate::harness::fake_disk::{FakeDisk, Files, ReadFault};
+use crate::harness::fake_disk::{FakeDisk, Files, ReadFault, to_usize};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::num::NonZero;
@@ -602,10 +602,6 @@ fn options(setup: &Setup) -> driver::Options {
     let read_at_once_bytes = usize::MAX;
     let limits = Limits { read_at_once_bytes, least_due_work, congested_bytes, ..setup.limits };
     driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
-}
-
-fn to_usize(number: u64) -> usize {
-    usize::try_from(number).expect("it has 64 bits")
 }
 
 fn nanos(nanos: u64) -> Nanos {

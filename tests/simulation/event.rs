@@ -3,7 +3,7 @@
 
 use super::model::ClientNumber;
 use crate::harness::driver::Limits;
-use crate::harness::fake_disk::RemoteSetup;
+use crate::harness::fake_disk::{RemoteSetup, to_usize};
 use crate::harness::script;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -25,7 +25,7 @@ pub struct Setup {
     pub limit: Option<u64>,
     /// Those of a remote disk: see [`RemoteSetup`]. Without a length of chunks it is local.
     pub chunk_len: Option<u64>,
-    /// No command runs while so many bytes wait for it.
+    /// While this number of bytes waits for it, no command runs.
     pub congested_above: Option<u64>,
     pub eager: Option<u64>,
     /// The bytes of bodies that stay in memory. `None`: all do. The others are read back: at
@@ -102,8 +102,7 @@ impl Setup {
     }
 
     pub fn remote(&self) -> Option<RemoteSetup> {
-        let chunk_len = usize::try_from(self.chunk_len?).expect("it has 64 bits");
-        Some(RemoteSetup { chunk_len, eager: self.eager })
+        Some(RemoteSetup { chunk_len: to_usize(self.chunk_len?), eager: self.eager })
     }
 }
 

@@ -1,7 +1,8 @@
 //! Replies that wait until a remote disk has stored all changes before them.
 //!
 //! The replies of an iteration wait for the last change of its commit. They may be sent once that
-//! change is stored. They must be sent once everything is stored that was written until that moment: the engine may let them wait for later replies of the same client, but not for ever.
+//! change is stored. They must be sent once the changes are stored that were made until then: the engine
+//! may let them wait for later replies of the same client, but not for ever.
 //! On a local disk nothing waits.
 
 use crate::harness::fake_disk::Stored;
