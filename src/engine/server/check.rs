@@ -40,7 +40,7 @@ impl<S> Server<S> {
         assert_eq!(s.queue.woken.len(), 0, "wait results that were not delivered");
         assert_eq!(s.connections, links().count(), "stored and actual number of connections");
         let keys = s.connections + self.leaving.len();
-        assert_eq!(self.links.len(), keys, "keys, and who has them");
+        assert_eq!(self.links.len(), keys, "keys, and connections that have one");
         let is_selecting =
             |link: &&Link<S>| matches!(link.conn.doing, Doing::Steps(Steps::Select { .. }));
         let selections = links().filter(is_selecting).count();
