@@ -89,8 +89,12 @@ all:
 run:
 	$(CARGO) run --release -- -V $(FLAGS)
 
-# Many tests wait for processes: with two cores, two at a time leave both idle for a third of the time.
-check: check-style check-man check-clients check-moving check-pages
+# Many tests wait for processes, so that as many at a time as there are cores leave these idle for a third of the
+# time. Each part prints when it ends.
+check: check-style check-man
+	$(MAKE) --no-print-directory --jobs=4 --output-sync=target check-clients check-moving check-pages check-tests
+
+check-tests:
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(n=$$(nproc); echo $$((n > 6 ? n : 6)))} $(CARGO) test
 
 check-repeat:
@@ -243,6 +247,6 @@ check-install: all
 clean:
 	$(CARGO) clean
 
-.PHONY: all run etcd check-etcd check check-repeat check-style check-man check-clients check-moving check-pages check-units bench pgo walk simulate mutants fuzz soak \
+.PHONY: all run etcd check-etcd check check-repeat check-tests check-style check-man check-clients check-moving check-pages check-units bench pgo walk simulate mutants fuzz soak \
 	check-cluster chaos mutants-etcd \
 	static check-static image check-image check-metrics check-manifests check-browser screenshots picture vm deb check-deb release check-release install uninstall check-install clean
