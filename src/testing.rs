@@ -7,7 +7,7 @@ pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::reads::RecordRead;
 pub use crate::engine::binlog::{Progress, Syncing};
 pub use crate::engine::commands::Command;
-pub use crate::engine::conn::Doing;
+pub use crate::engine::conn::{Doing, Steps};
 pub use crate::engine::headroom::refuse_growth;
 pub use crate::engine::keys::{ConnKey, JobKey, Key};
 pub use crate::engine::limits::Limits;

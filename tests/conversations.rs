@@ -90,7 +90,7 @@ fn manners() -> [(&'static str, Manner); 7] {
         closing_slice_work: 1,
         keys_forgotten_per_tick: 1,
         watches_per_step: 1,
-        jobs_per_reserve_step: 1,
+        jobs_per_batch_step: 1,
         jobs_per_kick_step: 1,
         wakes_per_step: 1,
         jobs_per_touch_step: 1,

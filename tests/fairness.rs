@@ -369,6 +369,20 @@ fn batches_of_40_clients_share_the_iterations() {
     }
 }
 
+/// The delete of a job with a key offers another one of its group.
+#[test]
+fn a_delete_batch_of_1000_jobs_takes_steps() {
+    const STEP: u64 = 256;
+    let mut server = Server::new();
+    let client = server.driver.connect();
+    server.driver.ask(client, "put 0 0 9 0 con:a\r\n\r\n".repeat(2000));
+    let ids: String = (1..=1000).map(|id| format!(" {id}")).collect();
+    server.driver.receive(client, format!("delete-batch{ids}\r\nlist-tube-used\r\n"));
+    server.until(3..=5, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
+    assert!(server.driver.take_text(client).starts_with("DELETED_BATCH 1000 0\r\n"));
+    server.driver.check();
+}
+
 #[test]
 fn a_flush_of_200000_jobs_is_seen_at_once_and_freed_in_steps() {
     const JOBS: usize = 100_000;

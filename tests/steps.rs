@@ -14,7 +14,7 @@ fn server_in_small_steps() -> Driver {
         closing_work: 4,
         closing_slice_work: 4,
         jobs_per_touch_step: 1,
-        jobs_per_reserve_step: 1,
+        jobs_per_batch_step: 1,
         shared_work: 1,
         least_share_work: 1,
         ..Limits::DEFAULT

@@ -10,6 +10,7 @@
 //! of one read, 68 KiB, is buffered. A large body is not buffered: its bytes go straight to its slot
 //! among the bodies of jobs.
 
+use super::commands::change::DeleteBatch;
 use super::commands::pages::Report;
 use super::commands::put::{self, LargePut, Put};
 use super::commands::{change, pages, reject, reserve, run_line, show};
@@ -114,6 +115,8 @@ pub enum Steps {
     Reserve(Wait, ReserveKind),
     /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
     FillBatch(Box<Batch>, Nanos),
+    /// A `delete-batch` of many jobs.
+    DeleteBatch(Box<DeleteBatch>),
     /// A `touch-all` of many jobs.
     TouchAll(TouchAll),
     /// A `list-jobs` or `peek-batch` that compares many jobs.
@@ -423,6 +426,7 @@ impl Conn {
             Steps::Kick(kick) => change::kick_step(self, s, kick),
             Steps::Reserve(wait, kind) => reserve::reserve_step(self, s, wait, kind),
             Steps::FillBatch(batch, until) => reserve::fill_batch_step(self, s, batch, until),
+            Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, *batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
             Steps::Select { scan, shows_bodies } => {
                 s.selections -= 1;

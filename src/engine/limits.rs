@@ -43,9 +43,9 @@ pub struct Limits {
     // ---- Steps of commands ----
     /// The watches that a reserve checks in an iteration.
     pub watches_per_step: usize,
-    /// The jobs that a `reserve-batch` reserves in an iteration, so that a step takes less than 1 ms,
-    /// even if a million jobs are ready.
-    pub jobs_per_reserve_step: usize,
+    /// The jobs that a `reserve-batch` reserves in an iteration, and a `delete-batch` deletes, so that a step
+    /// takes less than 1 ms, even if a million jobs are ready, or each has a key.
+    pub jobs_per_batch_step: usize,
     /// The jobs that a kick moves in an iteration, in less than 1 ms.
     pub jobs_per_kick_step: usize,
     /// The waiting connections that a kick, or the end of a pause by command, wakes in an iteration.
@@ -173,7 +173,7 @@ impl Limits {
         keys_forgotten_per_tick: 256,
 
         watches_per_step: 2048,
-        jobs_per_reserve_step: 256,
+        jobs_per_batch_step: 256,
         jobs_per_kick_step: 1024,
         wakes_per_step: 128,
         jobs_per_touch_step: 1024,

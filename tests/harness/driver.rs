@@ -15,7 +15,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
-    Stream, inspect, listen, refuse_growth,
+    Steps, Stream, inspect, listen, refuse_growth,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -394,6 +394,15 @@ impl Driver {
         conn.is_some_and(|(conn, _)| {
             conn.doing.is_in_steps() || matches!(conn.doing, Doing::ListTubes)
         })
+    }
+
+    /// Returns how many ids a `delete-batch` in steps has left.
+    pub fn ids_left(&self, client: Client) -> usize {
+        let conn = self.key(client).and_then(|key| self.server.inspect(key));
+        match conn.map(|(conn, _)| &conn.doing) {
+            Some(Doing::Steps(Steps::DeleteBatch(batch))) => batch.ids.len(),
+            _ => 0,
+        }
     }
 
     /// Returns the replies that the server has made and not sent. Some may wait for a disk.

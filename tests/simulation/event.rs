@@ -66,7 +66,7 @@ pub const SETTINGS: [Setting; 26] = [
     Setting("body-cache", Of::Number(|it| &mut it.body_cache)),
     Setting("threads", Of::Flag(|it| &mut it.has_threads)),
     Setting("kick-step", Of::Limit(|it| &mut it.jobs_per_kick_step, 1..=8)),
-    Setting("reserve-step", Of::Limit(|it| &mut it.jobs_per_reserve_step, 1..=8)),
+    Setting("batch-step", Of::Limit(|it| &mut it.jobs_per_batch_step, 1..=8)),
     Setting("wakes", Of::Limit(|it| &mut it.wakes_per_step, 1..=3)),
     Setting("touch-step", Of::Limit(|it| &mut it.jobs_per_touch_step, 1..=8)),
     Setting("watch-step", Of::Limit(|it| &mut it.watches_per_step, 1..=6)),

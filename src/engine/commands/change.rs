@@ -9,6 +9,16 @@ use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::JobState;
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
+use std::collections::VecDeque;
+
+/// The progress of a `delete-batch`.
+#[derive(Debug)]
+pub struct DeleteBatch {
+    /// The ids that are left.
+    pub ids: VecDeque<u64>,
+    deleted: u64,
+    not_found: u64,
+}
 
 // ---- Jobs ----
 
@@ -21,17 +31,30 @@ pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `delete-batch <id> ...`
 pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let (mut deleted, mut not_found) = (0, 0);
-    for id in args.rest {
+    let mut ids = VecDeque::new();
+    headroom::leave(Headroom::Quarter, || ids.try_reserve_exact(args.rest.count()))?;
+    ids.extend(args.rest);
+    delete_batch_step(c, s, DeleteBatch { ids, deleted: 0, not_found: 0 })
+}
+
+/// Deletes the next jobs.
+pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: DeleteBatch) -> Answer {
+    for _ in 0..s.queue.limits.jobs_per_batch_step {
+        let Some(id) = batch.ids.pop_front() else { break };
         match delete_one(c, s, id) {
-            Ok(()) => deleted += 1,
-            Err(Word::OutOfMemory) if deleted + not_found == 0 => return Err(Word::OutOfMemory),
-            Err(_) => not_found += 1,
+            Ok(()) => batch.deleted += 1,
+            Err(Word::OutOfMemory) if batch.deleted + batch.not_found == 0 => {
+                return Err(Word::OutOfMemory);
+            }
+            Err(_) => batch.not_found += 1,
         }
+        s.queue.work.spend(WORK_PER_BATCHED_JOB);
     }
     s.queue.compact();
-    s.queue.work.spend((deleted + not_found) * WORK_PER_BATCHED_JOB);
-    Ok(Reply::Numbers("DELETED_BATCH ", deleted as u64, not_found as u64))
+    if batch.ids.is_empty() {
+        return Ok(Reply::Numbers("DELETED_BATCH ", batch.deleted, batch.not_found));
+    }
+    c.later(Steps::DeleteBatch(Box::new(batch)))
 }
 
 #[inline]

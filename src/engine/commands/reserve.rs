@@ -148,7 +148,7 @@ pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<Batch>, until
 /// batch is empty.
 fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, TryReserveError> {
     let before = batch.jobs.len();
-    let most = before + s.queue.limits.jobs_per_reserve_step;
+    let most = before + s.queue.limits.jobs_per_batch_step;
     let mut is_complete = false;
     while !is_complete && batch.jobs.len() < most {
         match reserve_into_batch(c, s, batch) {

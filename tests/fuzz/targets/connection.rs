@@ -24,9 +24,9 @@ pub const SETUPS: [&str; 16] = [
     "setup 0 file-size 16384 sync-within 10000000 body-cache 200",
     "setup 65535 file-size 4096 chunk-len 300",
     "setup 65535 file-size 16384 chunk-len 4000 congested-above 3000 eager 7",
-    "setup 65535 kick-step 2 reserve-step 2 touch-step 3 shared-work 9 least-share 2",
+    "setup 65535 kick-step 2 batch-step 2 touch-step 3 shared-work 9 least-share 2",
     "setup 300 list-step 2 lists-sent 1 flush-work 9 read-bytes 20 shared-work 5",
-    "setup 300 file-size 4096 sync-within 0 jobs-compared 2 ids-looked-up 3 reserve-step 1 \
+    "setup 300 file-size 4096 sync-within 0 jobs-compared 2 ids-looked-up 3 batch-step 1 \
      flush-work 1 kick-step 1",
     "setup 65535 file-size 8192 chunk-len 50 touch-step 1 kick-step 3 least-share 1",
 ];

@@ -84,9 +84,11 @@ impl Simulation {
                 sends_put && self.driver.facts().puts_begun > self.model.puts()
             };
             if seen.is_empty() && !is_put_line() {
-                if self.driver.is_in_steps(self.sockets[&client].client) {
-                    let jobs = self.driver.facts().jobs();
-                    return self.model.step(client, self.now(), jobs);
+                let socket = self.sockets[&client].client;
+                if self.driver.is_in_steps(socket) {
+                    let (jobs, ids_left) =
+                        (self.driver.facts().jobs(), self.driver.ids_left(socket));
+                    return self.model.step(client, self.now(), jobs, ids_left);
                 }
                 if has_left {
                     return Ok(());

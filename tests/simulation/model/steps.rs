@@ -23,15 +23,23 @@ pub(super) struct Step {
     held: Vec<u64>,
     /// The tubes that there were.
     tubes: Vec<Rc<str>>,
-    /// For a kick: whether it takes buried jobs, how many, and how many it has moved.
+    /// For a kick: whether it takes buried jobs.
     takes_buried: bool,
+    /// How many jobs a kick or a `delete-batch` is to move or delete at most, and has moved or deleted.
     planned: usize,
     moved: usize,
 }
 
 impl Model {
-    /// The server has done a part of a command, and has more to do. `facts` are the jobs in each state.
-    pub fn step(&mut self, number: ClientNumber, now: u64, facts: [u64; 4]) -> Result<(), String> {
+    /// The server has done a part of a command, and has more to do. `facts` are the jobs in each state,
+    /// `ids_left` the ids that a `delete-batch` has not come to.
+    pub fn step(
+        &mut self,
+        number: ClientNumber,
+        now: u64,
+        facts: [u64; 4],
+        ids_left: usize,
+    ) -> Result<(), String> {
         let client = &self.clients[&number];
         if client.batch.is_none() && client.step.is_none() {
             self.begin_step(number, now)?;
@@ -45,12 +53,16 @@ impl Model {
             self.take_more(number, usize::try_from(more).expect("a batch is short"));
         }
         let moved = (delayed + buried).saturating_sub(facts[2] + facts[3]);
-        if moved > 0
-            && let Some(mut step) = self.client(number).step.take()
-        {
-            if step.command.word == "kick" {
-                let moved = usize::try_from(moved).expect("a kick is short");
-                self.kick_more(number, &mut step, moved);
+        let deleted =
+            self.jobs_in_states().iter().sum::<u64>().saturating_sub(facts.iter().sum::<u64>());
+        if let Some(mut step) = self.client(number).step.take() {
+            let to_usize = |count| usize::try_from(count).expect("a step is short");
+            match step.command.word {
+                "kick" if moved > 0 => self.kick_more(number, &mut step, to_usize(moved)),
+                "delete-batch" => {
+                    self.delete_more(number, &mut step, ids_left, to_usize(deleted));
+                }
+                _ => {}
             }
             self.client(number).step = Some(step);
         }
@@ -93,6 +105,7 @@ impl Model {
                 let (takes_buried, jobs) = self.kickable(&self.clients[&number].used, bound);
                 (step.takes_buried, step.planned) = (takes_buried, jobs.len());
             }
+            "delete-batch" => step.planned = step.arguments.ids.len(),
             "reserve"
             | "reserve-with-timeout"
             | "touch-all"
@@ -118,6 +131,17 @@ impl Model {
                 }
                 self.kick_more(call.by, &mut step, more);
                 self.reply(call.by, &format!("KICKED {}", step.moved));
+            }
+            "delete-batch" => {
+                let most = if self.may_refuse_deletes {
+                    call.seen_number(b"DELETED_BATCH ")
+                } else {
+                    None
+                };
+                let most = most.map_or(usize::MAX, |all| all.saturating_sub(step.moved));
+                self.delete_more(call.by, &mut step, 0, most);
+                let missing = step.planned - step.moved;
+                self.reply(call.by, &format!("DELETED_BATCH {} {missing}", step.moved));
             }
             "reserve" | "reserve-with-timeout" => self.end_reserve(call, &step, arguments.secs),
             "touch-all" => self.end_touch_all(call, &step),
@@ -162,6 +186,18 @@ impl Model {
         jobs.truncate(count);
         jobs.iter().for_each(|id| self.kick_one(*id, self.last_command_at));
         step.moved += jobs.len();
+    }
+
+    /// Deletes up to `most` of the next jobs, until this many ids are left.
+    fn delete_more(&mut self, by: ClientNumber, step: &mut Step, ids_left: usize, most: usize) {
+        let before = step.moved;
+        let ids = &mut step.arguments.ids;
+        for id in ids.drain(..ids.len() - ids_left) {
+            if step.moved - before < most && self.can_delete(by, id) {
+                self.remove_job(id);
+                step.moved += 1;
+            }
+        }
     }
 
     /// A job that becomes ready during the search may be found or not.
