@@ -530,6 +530,28 @@ fn a_missing_last_chunk_of_an_older_file_is_a_gap() {
 }
 
 #[test]
+fn a_key_that_is_missing_is_named_before_anything_changes() {
+    for files in 1..=3 {
+        let of_files = (1..=files).map(|file| format!("/jobs/file/{file:08x}"));
+        for key in of_files.chain(["/jobs/format".to_owned()]) {
+            let mut cluster = single();
+            for _ in 1..files {
+                cluster.put_into_next_file(0, b"more");
+            }
+            cluster.settle();
+            cluster.kill(0);
+            cluster.forget();
+            cluster.world().store.remove(&key);
+            cluster.start(0);
+            cluster.run(10_000);
+            assert_eq!(cluster.leader(), None, "{key}: it serves {:?}", cluster.found());
+            let (_, reason) = &cluster.ends[0];
+            assert!(reason.starts_with(&format!("{key} is missing; ")), "{reason}");
+        }
+    }
+}
+
+#[test]
 fn rule_6_a_file_that_was_removed_from_between_others_does_not_come_back() {
     // A late twin of the transaction that has created the file.
     for late_ms in [100, LATE_MS] {

@@ -105,6 +105,15 @@ impl Keys {
         format!("{}/damaged/{file:08x}/{number:016x}", self.prefix)
     }
 
+    /// Returns the message of a binlog that lacks a key.
+    pub fn missing(&self, key: &str) -> String {
+        format!(
+            "{key} is missing; nothing was changed; restore etcd from a snapshot that has this key, or \
+             delete all keys that begin with {} to lose all jobs",
+            self.all()
+        )
+    }
+
     /// Returns the number of the file with this key.
     pub fn parse_file(&self, key: &[u8]) -> Option<FileNumber> {
         let number = parse_number(key.strip_prefix(self.files().as_bytes())?)?.try_into().ok()?;

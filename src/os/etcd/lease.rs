@@ -5,7 +5,7 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
-use super::keys::{IMPORTING, Keys, format_value, parse_format};
+use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
 use super::nodes::{CHECK, Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
@@ -124,12 +124,20 @@ impl Member {
         let keys = &self.keys;
         let two = |key| Op::Get(Range { limit: 2, keys_only: true, ..Range::below(key) });
         let (format, leader) = (Op::get(keys.format()), Op::get(keys.leader()));
-        let then = vec![format, leader, two(keys.all()), two(keys.files()), two(keys.chunks())];
+        let chunks = Op::Get(Range { limit: 2, ..Range::below(keys.chunks()) });
+        let then = vec![format, leader, two(keys.all()), two(keys.files()), chunks];
         let answer = self.nodes.ask(|node| node.txn(Txn { then, ..Txn::default() })).await?;
-        let mut found = answer.found.into_iter().map(Vec::into_iter);
+        let mut found = answer.found.into_iter();
         let mut next = || found.next().unwrap_or_default();
-        let (format, leader, mut all, mut files) = (next().next(), next().next(), next(), next());
-        let other = all.find(|pair| pair.key != keys.leader().as_bytes());
+        let (format, leader, all, files, chunks) =
+            (next().pop(), next().pop(), next(), next(), next());
+        let other = all.iter().find(|pair| pair.key != keys.leader().as_bytes());
+        let has_key = |file| files.iter().any(|pair| pair.key == keys.file(file).as_bytes());
+        // A file that was removed lacks the bytes of its first chunk too.
+        let lost = chunks
+            .iter()
+            .filter_map(|pair| Chunk::decode(&pair.value))
+            .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
         let is = |value: &str| format.as_ref().is_some_and(|pair| pair.value == value.as_bytes());
         let size = format.as_ref().map(|pair| parse_format(&pair.value));
         let wrong = match (size, other) {
@@ -137,6 +145,7 @@ impl Member {
                 let (major, minor) = OLDEST_VERSION;
                 format!("etcd {version} is older than {major}.{minor}")
             }
+            (None, _) if !chunks.is_empty() => keys.missing(&keys.format()),
             (None, Some(other)) => format!(
                 "something else has keys with this prefix, such as {}; nothing was written",
                 String::from_utf8_lossy(&other.key)
@@ -157,11 +166,14 @@ impl Member {
                     "the files of this binlog have {size} bytes; start all its servers with -s {size}"
                 )
             }
-            _ if self.duty == Duty::Import && files.next().is_some() => {
+            _ if self.duty == Duty::Import && !files.is_empty() => {
                 format!("{} has jobs already", keys.prefix())
             }
             (None, None) | (Some(Some(_)), _) => {
-                let (revision, has_chunks) = (answer.revision, next().next().is_some());
+                if let Some(chunk) = lost {
+                    return Err(Failure::lasting(keys.missing(&keys.file(chunk.file))));
+                }
+                let (revision, has_chunks) = (answer.revision, !chunks.is_empty());
                 let format = format.map_or(0, |pair| pair.mod_revision);
                 return Ok(Found { revision, leader, format, has_chunks });
             }

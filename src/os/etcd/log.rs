@@ -9,9 +9,9 @@
 //! - A chunk is added if this server leads, the chunk is not there, and the one before it is. So a
 //!   delayed twin of a transaction cannot bring back a chunk of a removed file.
 //! - A batch that is not complete is cut by the size in the key of its file. Its chunks stay.
-//! - A file is removed by the deletion of its key. If it is not the oldest one, its first chunk stays
-//!   without bytes: there the file before ends, and a delayed twin of its transaction cannot bring the
-//!   file back. After that no server reads its chunks, which are deleted some at a time: to delete 70,000
+//! - A file is removed by the deletion of its key, and of the bytes of its first chunk: there the file before
+//!   ends, a delayed twin of its transaction cannot bring the file back, and it differs from a file whose key
+//!   was lost. After that no server reads its chunks, which are deleted some at a time: to delete 70,000
 //!   small ones at once takes etcd 2.7 s on a busy machine, and it renews no lease meanwhile. They go in
 //!   ascending order, up to those of the oldest file, so that a delayed twin finds none before its own. Their
 //!   numbers are never used again, because a newer chunk exists.
@@ -102,7 +102,7 @@ impl Log {
             });
             let missing = self.read_listed(with_newest).await?;
             let left = self.listed().await?;
-            let Some((number, chunk)) = missing else {
+            let Some((number, key)) = missing else {
                 if self.files.keys().all(|number| left.contains_key(number)) {
                     return Ok(());
                 }
@@ -110,13 +110,7 @@ impl Log {
             };
             // Another server may have removed the file, or begun the next one.
             if left.get(&number) == self.files.get(&number) {
-                let text = format!(
-                    "{} is missing: binlog.{number} has a gap; nothing was changed; restore etcd from a \
-                     snapshot that has this key, or delete all keys that begin with {} to lose all jobs",
-                    self.member.keys.chunk(chunk),
-                    self.member.keys.all()
-                );
-                return Err(Failure::lasting(text));
+                return Err(Failure::lasting(self.member.keys.missing(&key)));
             }
         }
     }
@@ -133,11 +127,11 @@ impl Log {
         Ok(files)
     }
 
-    /// Reads the files that were listed. Returns a file and its chunk that is missing or is one of another file.
+    /// Reads the files that were listed. Returns a file and the key that is missing for it.
     async fn read_listed(
         &mut self,
         with_newest: bool,
-    ) -> Result<Option<(FileNumber, ChunkNumber)>, Failure> {
+    ) -> Result<Option<(FileNumber, String)>, Failure> {
         for (number, file) in self.files.clone() {
             let is_wanted = with_newest || file.end != ChunkNumber::MAX;
             if !is_wanted || self.cache.contains_key(&number) {
@@ -145,18 +139,18 @@ impl Log {
             }
             match self.read_file(number, file).await? {
                 Ok(bytes) => drop(self.cache.insert(number, (file, Arc::new(bytes)))),
-                Err(chunk) => return Ok(Some((number, chunk))),
+                Err(key) => return Ok(Some((number, key))),
             }
         }
         Ok(None)
     }
 
-    /// Returns the bytes of a file, or the number of a chunk that is missing or is one of another file.
+    /// Returns the bytes of a file, or the key that is missing: of a chunk, or of the file that begins here.
     async fn read_file(
         &mut self,
         number: FileNumber,
         File { first, size, mut end, .. }: File,
-    ) -> Result<Result<Vec<u8>, ChunkNumber>, Failure> {
+    ) -> Result<Result<Vec<u8>, String>, Failure> {
         let (mut bytes, mut next, mut limit) = (Vec::new(), first, 64);
         while next < end {
             let (key, end_key) = (self.member.keys.chunk(next), Some(self.member.keys.chunk(end)));
@@ -172,8 +166,11 @@ impl Log {
                 let chunk = self.member.keys.parse_chunk(&pair.key).zip(Chunk::decode(&pair.value));
                 let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
                 let offset = usize::try_from(chunk.offset).unwrap_or(usize::MAX);
-                if (found, chunk.file) != (next, number) || offset > bytes.len() {
-                    return Ok(Err(next));
+                if found != next || offset > bytes.len() {
+                    return Ok(Err(self.member.keys.chunk(next)));
+                }
+                if chunk.file != number {
+                    return Ok(Err(self.member.keys.file(chunk.file)));
                 }
                 // A leader may continue a file that it has cut.
                 bytes.truncate(offset);
@@ -188,7 +185,7 @@ impl Log {
         }
         // The newest file has no end, but at least one chunk.
         if next != end && (end != ChunkNumber::MAX || next == first) {
-            return Ok(Err(next));
+            return Ok(Err(self.member.keys.chunk(next)));
         }
         bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         Ok(Ok(bytes))
@@ -297,9 +294,9 @@ impl Log {
                     && bytes.starts_with(chunk.bytes)
             };
             let Some(own) = found.filter(is_own) else {
-                let text =
-                    format!("chunk {chunk:x} is there already, or the one before it is gone");
-                return Err(Failure::lost(text));
+                let (keys, last) = (&self.member.keys, self.last_chunk);
+                let (key, before) = (keys.chunk(chunk), keys.chunk(last));
+                return Err(Failure::lost(format!("{key} is there already, or {before} is gone")));
             };
             len = own.bytes.len();
         }
@@ -315,12 +312,12 @@ impl Log {
 
     async fn remove(&mut self, number: FileNumber) -> Result<(), Failure> {
         let Some(&file) = self.files.get(&number) else { return Ok(()) };
-        let keys = &self.member.keys;
-        let mut changes = vec![Op::Delete { key: keys.file(number), end: None }];
-        if self.files.keys().next() != Some(&number) {
-            changes.push(Op::put(keys.chunk(file.first), ""));
-        }
-        self.transact(self.unless_appended(file), changes).await?;
+        let (keys, mut when) = (&self.member.keys, self.unless_appended(file));
+        let first = keys.chunk(file.first);
+        // A delayed twin of this transaction must not bring the chunk back.
+        when.push(Compare::Exists(first.clone()));
+        let gone = Op::Delete { key: keys.file(number), end: None };
+        self.transact(when, vec![gone, Op::put(first, "")]).await?;
         self.files.remove(&number);
         Ok(())
     }
