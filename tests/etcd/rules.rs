@@ -446,14 +446,26 @@ fn rule_12_a_refused_password_is_named_and_one_node_that_refuses_is_passed_over(
     cluster.run(2_000);
     assert!(cluster.servers[0].is_none(), "another try would fail too");
     assert!(cluster.ends[1].1.contains("authentication failed"), "{:?}", cluster.ends);
-    // Authentication is switched on, and the server has no user.
-    for node in 0..3 {
-        cluster.world().refusals.insert(node, failure(3, "user name is empty"));
+    for (index, (code, text, remedy)) in [
+        (3, "user name is empty", "set BEANSTALKD_ETCD_USER and"),
+        (9, "authentication is not enabled", "unset BEANSTALKD_ETCD_USER and"),
+        (
+            7,
+            "permission denied",
+            "the user needs a role that can read and write all keys of the prefix",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for node in 0..3 {
+            cluster.world().refusals.insert(node, failure(code, text));
+        }
+        cluster.start(0);
+        cluster.run_until_end(0);
+        let (_, reason) = &cluster.ends[2 + index];
+        assert!(reason.contains(text) && reason.contains(remedy), "{reason}");
     }
-    cluster.start(0);
-    cluster.run_until_end(0);
-    let (_, reason) = &cluster.ends[2];
-    assert!(reason.contains("authentication: set BEANSTALKD_ETCD_USER and"), "{reason}");
 }
 
 #[test]

@@ -203,10 +203,15 @@ impl Failure {
             }
             Some(_) | None => Kind::Passing,
         };
-        if has("user name is empty") {
-            let text = format!("etcd wants authentication: set {USER} and {PASSWORD} ({text})");
-            return Failure { kind, text };
-        }
-        Failure { kind, text }
+        let remedy = if has("user name is empty") {
+            format!("; set {USER} and {PASSWORD}, because etcd wants authentication")
+        } else if has("authentication is not enabled") {
+            format!("; unset {USER} and {PASSWORD}, or enable it in etcd")
+        } else if has("permission denied") {
+            "; the user needs a role that can read and write all keys of the prefix".to_owned()
+        } else {
+            String::new()
+        };
+        Failure { kind, text: text + &remedy }
     }
 }
