@@ -50,12 +50,7 @@ fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
         Ok(Request::Import(path, etcd)) => import(&path, &etcd),
         Ok(Request::Export(path, etcd)) => export(&path, &etcd),
         Ok(Request::Leave(file, place)) => leave(&file, place),
-        Err(error) => {
-            let failure = Failure::new(EXIT_USAGE, error);
-            let exit_code = report(LogFormat::Text, &failure);
-            print(io::stderr(), "Try 'beanstalkd --help'.");
-            Ok(exit_code)
-        }
+        Err(error) => Err(Failure::new(EXIT_USAGE, error)),
     };
     let exit_code = done.unwrap_or_else(|failure| report(LogFormat::Text, &failure));
     (exit_code, RebootCommand::PowerOff)
@@ -69,6 +64,9 @@ fn print(mut to: impl Write, text: impl Display) -> ExitCode {
 
 fn report(format: LogFormat, failure: &Failure) -> ExitCode {
     print(io::stderr(), logging::failure_line(format, &failure.message));
+    if failure.exit_code == EXIT_USAGE && format == LogFormat::Text {
+        print(io::stderr(), "Try 'beanstalkd --help'.");
+    }
     ExitCode::from(failure.exit_code)
 }
 

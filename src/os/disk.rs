@@ -102,7 +102,7 @@ impl Directory {
         if !is_locked {
             let message =
                 "another process keeps its binlog there; stop it, or choose another directory";
-            return Err(Failure::new(EXIT_REFUSED, format!("-b {}: {message}", path.display())));
+            return Err(Failure::new(EXIT_REFUSED, format!("{}: {message}", path.display())));
         }
         let opened = Directory::open_unlocked(path);
         let mut directory = opened.map_err(cannot("read the directory", path))?;
@@ -443,7 +443,7 @@ fn cannot(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Failure {
         let is_full = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         let exit_code = if is_full { EXIT_SYSTEM } else { EXIT_REFUSED };
         let help = remedy(&error);
-        Failure::new(exit_code, format!("-b {}: cannot {what}: {error}{help}", path.display()))
+        Failure::new(exit_code, format!("{}: cannot {what}: {error}{help}", path.display()))
     }
 }
 

@@ -286,7 +286,7 @@ def usage(cluster):
         ["--import", "/tmp"], ["--export", "/tmp"], ["-b", "/tmp", "--import", "/tmp"],
     ):
         text = run(cluster.program, *flags, expect=USAGE)
-        assert text.startswith("beanstalkd: "), f"{flags}: {text}"
+        assert text.startswith("beanstalkd: ") and "Try 'beanstalkd --help'." in text, f"{flags}: {text}"
     # A socket of the service manager.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         script = 'exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@"'
@@ -563,6 +563,8 @@ def import_and_export(cluster):
     # Nothing is written into a directory that has a binlog.
     text = cluster.run("--export", targets[0], expect=REFUSED)
     assert targets[0] in text, text
+    text = cluster.run("--import", "/nonexistent", expect=REFUSED)
+    assert text.startswith("beanstalkd: /nonexistent: cannot lock"), text
     return None
 
 
