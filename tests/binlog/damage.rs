@@ -117,6 +117,34 @@ fn a_torn_tail_is_truncated_wherever_it_is_torn() {
     }
 }
 
+#[test]
+fn the_last_record_is_torn_only_if_a_sector_of_it_was_not_written() {
+    let body = [b'x'; 1500];
+    for is_closed in [false, true] {
+        let (disk, mut server) = file_with([&b"first"[..], &body]);
+        if is_closed {
+            server.close();
+        }
+        let files = disk.live_files();
+        let start_with = |from: usize, to: usize, change: fn(&mut u8)| {
+            let mut files = files.clone();
+            files.get_mut("binlog.1").unwrap()[from..to].iter_mut().for_each(change);
+            let disk = FakeDisk::with_files(&files);
+            let recovered = Instance::start(&disk, OPTIONS, START).recovered;
+            let is_kept = disk.live_files().contains_key("binlog.1.damaged");
+            (recovered.jobs, recovered.last_id, is_kept)
+        };
+        assert_eq!(start_with(0, 0, |_| ()), (2, 2, false));
+        for at in [700, 1023, 1024, 1400] {
+            assert_eq!(start_with(at, at + 1, |byte| *byte ^= 1), (1, 2, true), "{at}");
+        }
+        assert_eq!(start_with(520, 1020, |byte| *byte = 0), (1, 2, true));
+        for from in [512, 1024] {
+            assert_eq!(start_with(from, from + 512, |byte| *byte = 0), (1, 1, false), "{from}");
+        }
+    }
+}
+
 /// Counts the records of version 7 that end after `from`.
 fn records_from(bytes: &[u8], from: usize) -> usize {
     let number = |at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap()) as usize;

@@ -795,7 +795,10 @@ impl Disk for FakeDisk {
 
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        let (first, second) = bytes.split_at(bytes.len() / 2);
+        // The kernel takes a write page by page, and a disk sector by sector.
+        let middle = to_usize(offset) + bytes.len() / 2;
+        let (first, second) =
+            bytes.split_at((middle - middle % SECTOR).saturating_sub(to_usize(offset)));
         if let Err(error) = state.count_change() {
             // A failed write may have written a part.
             if state.counts.changes.is_multiple_of(2) {

@@ -6,9 +6,9 @@
 //!   the key is kept, to the delete of its job. Alone it has no effect, unless it is that of a kept key
 //!   whose job is gone: compaction has moved it.
 //! - A flush deletes the jobs of its tube that have no record after it ([`Flushes`]).
-//! - Bytes that are no record are damage. But if no record follows in any file, a crash has left them: the
-//!   last record is torn. They may be an acknowledged record only if the operator chose not to sync
-//!   each iteration.
+//! - Bytes that are no record are damage. But if no record follows in any file, and they are cut short or
+//!   have a sector that was never written, a crash has left them: the last record is torn. They may be an
+//!   acknowledged record only if the operator chose not to sync each iteration.
 //! - A file that is missing between two others was lost, unless it is in a gap.
 //! - The highest id of all records was given out.
 //!

@@ -47,8 +47,8 @@ pub enum Item<'s> {
     Record(Record<'s>),
     /// Bytes that are no record.
     Damage(Damage),
-    /// There are no more records. The last intact one ends at the offset `used`. `tail` are the bytes behind
-    /// it, unless they are zeros.
+    /// There are no more records. The last intact one ends at the offset `used`. `tail` is what a crash may
+    /// have left of a record behind it.
     End { used: u64, tail: Option<Damage> },
 }
 
@@ -96,6 +96,8 @@ const WINDOW_LEN: usize = 64 * 1024;
 /// At most this many bytes are tried per byte of the file. A file of heads of huge records would
 /// otherwise be searched for hours.
 const SEARCH_PER_BYTE: u64 = 16;
+/// A disk writes at least this many bytes at once.
+const SECTOR: u64 = 512;
 /// A short record begins with at most this many zeros.
 const ZEROS_BEFORE_ID: u64 = 16;
 /// 2000-01-01. In a file without checksums, a record found by trying every byte must be newer than
@@ -195,14 +197,29 @@ impl<'d> Reader<'d> {
         let damage = Damage { offset, len, cause, id, is_full };
         match found {
             Some(next) => self.offset = next,
-            // A remote disk stores a batch up to some byte, or with all that follow: what is there was
-            // written so, and was damaged later.
-            None if cause != Corruption::CUT_SHORT && self.disk.is_remote() => {
-                self.offset = self.size;
+            None if cause == Corruption::CUT_SHORT || self.is_unwritten(offset, next)? => {
+                return Ok(Item::End { used: offset, tail: Some(damage) });
             }
-            None => return Ok(Item::End { used: offset, tail: Some(damage) }),
+            // It was written whole, and was damaged later.
+            None => self.offset = self.size,
         }
         Ok(Item::Damage(damage))
+    }
+
+    /// Returns whether a sector of the record at `offset` was never written, so that it has only zeros. The
+    /// record ends at `next`, if that is known.
+    fn is_unwritten(&mut self, offset: u64, next: Option<u64>) -> Result<bool, BinlogError> {
+        // A remote disk stores a batch up to some byte, or with all that follow.
+        let mut from = if self.disk.is_remote() { self.size } else { offset };
+        let end = next.unwrap_or(offset + Layout::LONGEST_HEAD as u64).min(self.size);
+        while from < end {
+            let len = usize::try_from(SECTOR - from % SECTOR).expect("a sector is short");
+            if self.bytes_at(from, len)?.iter().all(|&byte| byte == 0) {
+                return Ok(true);
+            }
+            from += len as u64;
+        }
+        Ok(false)
     }
 
     /// Returns the offset from which to search the next intact record, after a damaged one at
