@@ -14,7 +14,7 @@ use super::commands::change::DeleteBatch;
 use super::commands::pages::Report;
 use super::commands::put::{self, LargePut, Put};
 use super::commands::{change, pages, reject, reserve, run_line, show};
-use super::keys::{ConnKey, JobKey, WatchKey};
+use super::keys::{JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
 use super::protocol::output::Output;
@@ -38,7 +38,6 @@ use std::rc::Rc;
 
 #[derive(Debug)]
 pub struct Conn {
-    pub key: ConnKey,
     /// Its part in the rules.
     pub client: Client,
     /// The address and the port of the client; `None` on a Unix socket.
@@ -221,7 +220,6 @@ impl Conn {
 
     pub fn new(client: Client, address: Option<SocketAddr>, now: Nanos) -> Conn {
         Conn {
-            key: client.key,
             client,
             address: address.map(|address| match address.ip() {
                 IpAddr::V4(ip) => (ip.to_ipv6_mapped(), address.port()),
@@ -244,7 +242,7 @@ impl Conn {
 
     /// Returns the number by which clients and log lines name the connection.
     pub fn id(&self) -> u64 {
-        self.key.id()
+        self.client.key.id()
     }
 
     /// Returns the activity of the connection.
@@ -284,7 +282,7 @@ impl Conn {
     /// Notes that the loop must flush the connection at the end of the iteration.
     pub fn mark_dirty(&mut self, s: &mut Store) {
         if !std::mem::replace(&mut self.is_dirty, true) {
-            s.dirty.push(self.key);
+            s.dirty.push(self.client.key);
         }
     }
 
@@ -294,7 +292,7 @@ impl Conn {
         self.is_dirty = false;
         let Some(progress) = s.progress else { return false };
         if self.output.hold(progress) && !std::mem::replace(&mut self.is_held, true) {
-            s.held.push(self.key);
+            s.held.push(self.client.key);
         }
         self.output.held_since().is_some_and(|since| progress.is_overdue(since))
     }
@@ -445,14 +443,14 @@ impl Conn {
     /// Ends what the connection does, and forgets it everywhere. It is closing from now on.
     pub fn cancel(&mut self, s: &mut Store) {
         match std::mem::replace(&mut self.doing, Doing::Closing) {
-            Doing::ListTubes => s.lists.remove(self.key, &mut s.queue.tubes),
+            Doing::ListTubes => s.lists.remove(self.client.key, &mut s.queue.tubes),
             Doing::Steps(Steps::ListWatched(text, _)) => {
                 s.lists.incomplete_bytes -= text.len() as u64;
             }
             Doing::Steps(Steps::Select { .. }) => s.selections -= 1,
-            Doing::Bodies(_) => reads::forget(s, self.key),
-            Doing::Flush => s.queue.abandon_flush(self.key),
-            Doing::Wait(..) => s.queue.stop_waiting(self.key),
+            Doing::Bodies(_) => reads::forget(s, self.client.key),
+            Doing::Flush => s.queue.abandon_flush(self.client.key),
+            Doing::Wait(..) => s.queue.stop_waiting(self.client.key),
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
             Doing::Line
             | Doing::SkipLine(_)
@@ -484,7 +482,7 @@ impl Conn {
     pub fn half_close(&mut self, s: &mut Store) {
         self.is_half_closed = true;
         if matches!(self.doing, Doing::Wait(..)) {
-            s.queue.stop_waiting(self.key);
+            s.queue.stop_waiting(self.client.key);
             self.end_wait(s, WaitResult::TimedOut);
         }
     }
@@ -718,7 +716,7 @@ impl Conn {
         let waits = matches!(doing, Doing::Wait(..));
         assert_eq!(
             waits,
-            s.queue.waits(self.key),
+            s.queue.waits(self.client.key),
             "whether connection {index} waits, and whether the queue knows it: {doing:?}"
         );
         assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
@@ -742,9 +740,9 @@ impl Conn {
                 "connection {index} puts {large:?}"
             ),
             Doing::ListTubes => {
-                assert_eq!(s.lists.requests_of(self.key), 1, "lists for connection {index}");
+                assert_eq!(s.lists.requests_of(self.client.key), 1, "lists for connection {index}");
             }
-            Doing::Bodies(wanted) => wanted.check(self.key, s),
+            Doing::Bodies(wanted) => wanted.check(self.client.key, s),
             Doing::Line
             | Doing::SkipLine(_)
             | Doing::SkipBody(..)

@@ -184,7 +184,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     if reply.is_reserved() {
         jobs.iter().for_each(|&(job, _)| s.queue.stop_ttr(&mut c.client, job));
     }
-    s.reads.waiting[wanted.class as usize].push_back(c.key);
+    s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     s.reads.has_new = true;
     c.doing = Doing::Bodies(Box::new(wanted));
     Ok(Reply::Later)

@@ -183,7 +183,7 @@ pub fn flush_buried(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// Deletes the jobs at once. The client gets its reply when all of them are freed.
 fn flush(c: &mut Conn, s: &mut Store, tube: &str, kind: FlushKind) -> Answer {
     let tube = s.queue.tubes.find(tube).ok_or(Word::NotFound)?;
-    if let Some(count) = s.queue.flush(c.key, tube, kind)? {
+    if let Some(count) = s.queue.flush(c.client.key, tube, kind)? {
         return Ok(Reply::Number("FLUSHED ", count));
     }
     c.doing = Doing::Flush;

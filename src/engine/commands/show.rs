@@ -92,7 +92,7 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
         return Ok(Reply::Document(stats::list(names)?));
     }
     ensure_fits(s, 0)?;
-    s.lists.request(c.key);
+    s.lists.request(c.client.key);
     c.doing = Doing::ListTubes;
     Ok(Reply::Later)
 }

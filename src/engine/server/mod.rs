@@ -718,7 +718,7 @@ fn link_of<S>(links: &mut Slab<Slot<S>>, key: ConnKey) -> Option<&mut Link<S>> {
 /// Visits the connection in the next iteration, or in this one if it has not begun.
 fn enqueue<S>(link: &mut Link<S>, ready: &mut VecDeque<ConnKey>) {
     if !std::mem::replace(&mut link.is_queued, true) {
-        ready.push_back(link.conn.key);
+        ready.push_back(link.conn.client.key);
     }
 }
 

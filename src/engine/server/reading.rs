@@ -247,7 +247,7 @@ fn take_body(
 /// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
 fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
     s.reads.retry_at = Some(s.queue.now + RETRY_PAUSE);
-    s.reads.waiting[wanted.class as usize].push_front(c.key);
+    s.reads.waiting[wanted.class as usize].push_front(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }
 
@@ -257,13 +257,13 @@ fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
         want_evicted(s, &mut wanted);
     }
     if wanted.next().is_none() {
-        s.reads.large.take_if(|large| *large == c.key);
+        s.reads.large.take_if(|large| *large == c.client.key);
         return finish_reply(c, s, *wanted);
     }
     if wanted.class == ReplyClass::Large {
-        s.reads.large = Some(c.key);
+        s.reads.large = Some(c.client.key);
     }
-    s.reads.turns.push_back(c.key);
+    s.reads.turns.push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }
 
@@ -286,7 +286,7 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     let id = wanted.bodies[next].id;
     let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
     let has_joined = match begun {
-        Some(begun) => begun.join(c.key).is_ok(),
+        Some(begun) => begun.join(c.client.key).is_ok(),
         // Another connection may have read it, and the system may have read ahead.
         None => match fetch(c, s, &mut wanted, next) {
             Next::Nothing => {
@@ -295,13 +295,13 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
             }
             Next::Memory => false,
             Next::Read(read) if !s.queue.may_begin_read(read.len) => {
-                s.reads.turns.push_front(c.key);
+                s.reads.turns.push_front(c.client.key);
                 c.doing = Doing::Bodies(wanted);
                 return false;
             }
             Next::Read(read) => {
                 let mut begun = Begun::new(read);
-                let has_joined = begun.join(c.key).is_ok();
+                let has_joined = begun.join(c.client.key).is_ok();
                 if has_joined {
                     s.queue.begin_read(begun);
                 }
@@ -319,7 +319,7 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
 
 /// Refuses a reply that has waited for too long.
 fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
-    forget(s, c.key);
+    forget(s, c.client.key);
     let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
     let answer = refuse(c, s, wanted.reply, jobs);
     c.answer_later(s, answer);

@@ -60,7 +60,7 @@ impl<S> Server<S> {
         for index in first..end {
             let Some(Slot::Open(link)) = self.links.get(index) else { continue };
             let c = &link.conn;
-            if tube.is_some_and(|tube| s.queue.find_watch(c.key, tube).is_none()) {
+            if tube.is_some_and(|tube| s.queue.find_watch(c.client.key, tube).is_none()) {
                 continue;
             }
             if page.left == 0 {
