@@ -16,10 +16,14 @@ fn puts_are_refused_at_the_memory_limit() {
     let path = path_text(directory.path());
     let (mut daemon, mut client) = serve(&["--max-memory", "10000", "-b", path]);
     let put = put(0, 0, 9, "x".repeat(3000));
-    for id in 1..=3 {
+    let unique = format!("put 0 0 9 3000 idp:a\r\n{}\r\n", "x".repeat(3000));
+    client.expect(&unique, "INSERTED 1");
+    for id in 2..=3 {
         client.expect(&put, &format!("INSERTED {id}"));
     }
     client.expect(&put, "OUT_OF_MEMORY");
+    // It inserts nothing, so that its small body needs no memory.
+    client.expect(&unique, "INSERTED 1 READY");
     daemon.wait_for_log("a put is answered OUT_OF_MEMORY");
     client.expect_service();
     daemon.kill();
