@@ -133,6 +133,20 @@ fn version_5_is_read_and_never_written() {
     check_jobs(&mut again, &jobs[1..]);
 }
 
+/// Compaction of C writes the whole job again, and no moment of its bury.
+#[test]
+fn buried_jobs_that_c_has_moved_keep_their_order() {
+    let disk = disk_with_file(old_file(&[
+        old(1, READY, 10, 0, "one\r\n"),
+        old(2, READY, 10, 0, "two\r\n"),
+        old(1, BURIED, 10, 0, ""),
+        old(2, BURIED, 10, 0, ""),
+        old(1, BURIED, 10, 0, "one\r\n"),
+    ]));
+    let mut server = Instance::start(&disk, OPTIONS, FIXTURE_DAY);
+    server.expect("use old\r\npeek-buried\r\n", "USING old\r\nFOUND 1 3\r\none\r\n");
+}
+
 #[test]
 fn jobs_put_after_an_absurd_id_are_not_lost() {
     for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 5] {
