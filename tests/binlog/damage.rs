@@ -90,6 +90,23 @@ fn a_flipped_bit_changes_no_body_and_loses_at_most_one_job() {
 }
 
 #[test]
+fn a_file_without_an_intact_record_is_kept_as_it_was() {
+    let (files, _, now) = sample();
+    let name = files.keys().find(|name| *name != last_of(&files)).expect("it has several");
+    // A power cut may leave zeros at the beginning.
+    for (zeros, intact) in [(4, 0), (0, FILE_HEAD_LEN)] {
+        let mut files = files.clone();
+        let bytes = files.get_mut(name).unwrap();
+        bytes[..zeros].fill(0);
+        bytes[zeros + intact..].fill(b'x');
+        let disk = FakeDisk::with_files(&files);
+        let _server = Instance::start(&disk, SMALL_FILES, now);
+        let kept = disk.live_files().remove(&format!("{name}.damaged"));
+        assert!(kept.as_ref() == files.get(name), "{name} is not kept as it was");
+    }
+}
+
+#[test]
 fn a_torn_tail_is_truncated_wherever_it_is_torn() {
     let (files, views, now) = sample();
     let last = last_of(&files);
