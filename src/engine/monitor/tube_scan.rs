@@ -192,7 +192,7 @@ impl Cursor {
         }
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
         let (ready_left, waiters_left) = (tube.ready.heap().len(), tube.waiters.len());
-        let next_of_group = (tube.behind > 0).then(|| Groups::before_tube(key, tube.epoch));
+        let next_of_group = (tube.behind > 0).then(|| Groups::place(key, tube.epoch, 0));
         Cursor { tube: key, stats, ready_left, waiters_left, next_of_group }
     }
 
@@ -207,7 +207,7 @@ impl Cursor {
         let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
         let groups = &view.queue.unique.groups;
         let from = self.next_of_group.take();
-        let mut of_groups = from.into_iter().flat_map(|place| groups.ready_after(place));
+        let mut of_groups = from.into_iter().flat_map(|place| groups.ready_from(place));
         let (most, mut count) = (budget.div_ceil(GROUP_COST), 0);
         let next_ones = of_groups.by_ref().take(most).inspect(|_| count += 1);
         let scanned = scanned.chain(next_ones.map(|ready| ready.5));

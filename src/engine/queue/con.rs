@@ -186,45 +186,25 @@ impl Groups {
 
     /// Returns the first ready job of a group in a tube.
     fn first_ready(&self, tube: TubeKey, epoch: u8, group: u64) -> Option<JobKey> {
-        let first = self.ready_from(tube, epoch, group).next();
+        let first = self.ready_from(Groups::place(tube, epoch, group)).next();
         first.filter(|ready| ready.2 == group).map(|ready| ready.5)
-    }
-
-    /// Returns the place before the ready jobs with a group in a tube.
-    pub fn before_tube(tube: TubeKey, epoch: u8) -> ReadyJob {
-        (tube, epoch, 0, 0, 0, JobKey::default())
-    }
-
-    /// Returns a ready job with a group in a tube.
-    pub fn first_in_tube(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
-        self.in_tube(tube, epoch).next()
     }
 
     /// Returns the best ready job with a group in a tube; of many groups, that of some.
     fn best_in_tube(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
-        let first_from = |group: u64| self.ready_from(tube, epoch, group).next();
+        let first_from = |group: u64| self.ready_from(Groups::place(tube, epoch, group)).next();
         let next = |it: &&ReadyJob| it.2.checked_add(1).and_then(first_from);
         let firsts = std::iter::successors(first_from(0), next).take(OFFERED_PER_STEP);
         firsts.min_by_key(|it| (it.3, it.4)).map(|it| it.5)
     }
 
-    /// Returns the ready jobs with a group in a tube.
-    fn in_tube(&self, tube: TubeKey, epoch: u8) -> impl Iterator<Item = JobKey> + '_ {
-        self.ready_from(tube, epoch, 0).map(|ready| ready.5)
-    }
-
-    /// Returns the ready jobs in a tube, from those of this group on.
-    fn ready_from(
-        &self,
-        tube: TubeKey,
-        epoch: u8,
-        group: u64,
-    ) -> impl Iterator<Item = &ReadyJob> + '_ {
-        self.ready_after((tube, epoch, group, 0, 0, JobKey::default()))
+    /// Returns the place before the ready jobs of a group in a tube. All groups come after 0.
+    pub fn place(tube: TubeKey, epoch: u8, group: u64) -> ReadyJob {
+        (tube, epoch, group, 0, 0, JobKey::default())
     }
 
     /// Returns the ready jobs with a group in a tube, from this place on.
-    pub fn ready_after(&self, place: ReadyJob) -> impl Iterator<Item = &ReadyJob> {
+    pub fn ready_from(&self, place: ReadyJob) -> impl Iterator<Item = &ReadyJob> {
         let from = self.ready.range(place..);
         from.take_while(move |ready| (ready.0, ready.1) == (place.0, place.1))
     }
@@ -406,8 +386,8 @@ impl Queue {
     /// Returns the ready jobs of a tube that are not among [`Tube::ready`].
     pub fn ready_behind(&self, tube: TubeKey) -> impl Iterator<Item = JobKey> + '_ {
         let epoch = self.tubes[tube].epoch;
-        let all = self.unique.groups.in_tube(tube, epoch);
-        all.filter(|&job| self.place_in_group(job) != Place::Offered)
+        let all = self.unique.groups.ready_from(Groups::place(tube, epoch, 0));
+        all.map(|ready| ready.5).filter(|&job| self.place_in_group(job) != Place::Offered)
     }
 
     // ---- Slots ----
@@ -494,11 +474,7 @@ impl Queue {
     /// Frees the slots of jobs that a flush deletes while workers hold them, at the moment of the flush. With very
     /// many the rest follows in its steps.
     pub(super) fn free_flushed_slots(&mut self, tube: TubeKey, epoch: u8) {
-        for _ in 0..OFFERED_PER_STEP {
-            if !self.free_flushed_slot(tube, epoch) {
-                break;
-            }
-        }
+        let _ = (0..OFFERED_PER_STEP).find(|_| !self.free_flushed_slot(tube, epoch));
     }
 
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns

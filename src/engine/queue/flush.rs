@@ -10,6 +10,7 @@
 //! found there: the loop searches the connections one after the other.
 
 use super::client::Client;
+use super::con::Groups;
 use super::job::{DelayedEntry, Job, ReadyEntry, State};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_PAGE};
@@ -218,7 +219,8 @@ impl Queue {
                 Some(job) => self.free_flushed_job(job, decision),
                 None if *behind > 0 => {
                     *behind -= 1;
-                    let job = self.unique.groups.first_in_tube(tube, epoch);
+                    let (groups, first) = (&self.unique.groups, Groups::place(tube, epoch, 0));
+                    let job = groups.ready_from(first).next().map(|ready| ready.5);
                     let job = job.expect("a job behind others is among those of its group");
                     self.free_flushed_job(job, decision);
                 }
