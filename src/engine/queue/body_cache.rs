@@ -243,7 +243,7 @@ impl Queue {
 
     /// Makes some bodies cold if those in memory take too much.
     pub(super) fn evict_step(&mut self) {
-        if !self.body_cache.is_full() || self.binlog.is_none() {
+        if !self.body_cache.is_full() {
             self.body_cache.takes_front = false;
             return;
         }

@@ -90,7 +90,7 @@ impl Queue {
     /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
-        if self.body_cache.is_due() && self.binlog.is_some() {
+        if self.body_cache.is_due() {
             return Nanos::ZERO;
         }
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
