@@ -335,6 +335,33 @@ fn damage_is_logged_and_intact_jobs_are_kept() {
     assert_sound(&directory);
 }
 
+#[test]
+fn a_body_that_cannot_be_read_back_is_logged_once_until_its_job_is_kicked() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut served = ours(directory.path(), &["-f", "0", "--body-cache", "1"]);
+    for number in 0..150 {
+        served.put(&format!("body {number:03}"));
+    }
+    let file = directory.path().join("binlog.1");
+    let mut bytes = std::fs::read(&file).unwrap();
+    for at in 0..bytes.len() - 5 {
+        if bytes[at..].starts_with(b"body ") {
+            bytes[at] = b'B';
+        }
+    }
+    std::fs::write(&file, &bytes).unwrap();
+    for request in ["peek 2", "reserve-job 2", "peek 2", "reserve-job 2"] {
+        served.play(&[(request, "NOT_FOUND")]);
+    }
+    served.play(&[("kick-job 2", "KICKED"), ("peek 2", "NOT_FOUND"), ("peek 2", "NOT_FOUND")]);
+    // Of many, the first hundred are logged.
+    served.play(&[("reserve-with-timeout 0", "TIMED_OUT")]);
+    let log = served.daemon.stop();
+    let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    assert_eq!(lines("job 2 "), 2, "{log}");
+    assert_eq!(lines("job "), 100, "{log}");
+}
+
 // ---- --check and --dump ----
 
 #[test]

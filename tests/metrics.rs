@@ -214,6 +214,10 @@ fn the_page_has_the_body_cache_and_its_reads() {
     site.ask("peek 4\r\n");
     site.driver.now = site.driver.now + Nanos::from_nanos(5_000);
     assert_eq!(site.ask(""), "NOT_FOUND\r\n");
+    // Another attempt, from the page cache.
+    disk.faults().reads_late = false;
+    disk.faults().of_reads.push_back(ReadFault::FlippedBit);
+    assert_eq!(site.ask("peek 4\r\n"), "NOT_FOUND\r\n");
 
     let page = site.body("/metrics", TEXT);
     let is_of_cache = |line: &&str| {

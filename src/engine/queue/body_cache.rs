@@ -55,7 +55,7 @@ pub struct BodyCache {
     /// The file of which compaction cannot read a record that is not lost.
     unmoved: Option<FileNumber>,
     /// The ids of jobs whose bodies cannot be read, which was logged.
-    unreadable: HashSet<u64>,
+    pub(super) unreadable: HashSet<u64>,
     stats: ReadStats,
 }
 
@@ -358,20 +358,25 @@ impl Queue {
         }
     }
 
-    /// Logs that a body cannot be read, once. If the job is deleted, its record may be gone, and that is no
-    /// failure.
+    /// Logs that a body cannot be read, once until the job is kicked. If the job is deleted, its record may be
+    /// gone, and that is no failure.
     fn note_unreadable(&mut self, read: RecordRead, cause: &io::Error) {
         let id = read.id;
-        let Some(key) = self.find(id) else { return };
+        if self.find(id).is_none() {
+            return;
+        }
+        self.body_cache.stats.failures += 1;
         let known = &mut self.body_cache.unreadable;
         if known.len() == MOST_UNREADABLE {
             known.clear();
         }
         // Without memory it is logged again.
         let is_new = known.try_reserve(1).is_err() || known.insert(id);
-        if is_new || !matches!(self.jobs[key].state, State::Buried(_)) {
-            self.body_cache.stats.failures += 1;
-            error!("{read}: the body of job {id} cannot be read: {cause}");
+        if is_new && self.bury_log.is_allowed(self.now) {
+            error!(
+                "{read}: the body of job {id} cannot be read: {cause}; burying the job, unless another \
+                 client has reserved it"
+            );
         }
     }
 
@@ -397,7 +402,6 @@ impl Queue {
             | State::Postponed(_)
             | State::Reserved { .. } => {}
         }
-        error!("job {id} is buried, because its body cannot be read");
         self.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
             self.record_update(key, Target::Buried);

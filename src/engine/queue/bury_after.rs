@@ -13,12 +13,12 @@ use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 use log::warn;
 
-/// Limits the log lines about buried jobs: a broken worker may lose thousands of jobs at once.
+/// Limits the log lines about buried jobs: a broken worker, or a broken disk, may lose thousands of jobs at once.
 #[derive(Debug, Default)]
 pub struct BuryLog {
     /// The beginning of the interval.
     began_at: Nanos,
-    /// The number of jobs that were buried in the interval.
+    /// The number of jobs that were buried in the interval, or could not be read.
     buried: u64,
 }
 
@@ -70,7 +70,7 @@ impl Queue {
 
 impl BuryLog {
     /// Returns whether one more buried job is logged.
-    fn is_allowed(&mut self, now: Nanos) -> bool {
+    pub(super) fn is_allowed(&mut self, now: Nanos) -> bool {
         if now >= self.began_at + INTERVAL {
             self.end_interval();
             self.began_at = now;
@@ -94,7 +94,7 @@ impl BuryLog {
     fn end_interval(&mut self) {
         let unlogged = self.buried.saturating_sub(MAX_LOGGED);
         if unlogged > 0 {
-            warn!("buried {unlogged} more jobs that came back too often");
+            warn!("{unlogged} more jobs came back too often, or cannot be read");
         }
         self.buried = 0;
     }

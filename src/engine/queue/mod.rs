@@ -499,6 +499,7 @@ impl Queue {
         self.count_kick(key);
         self.count_event(key, CountedEvent::Kick);
         self.jobs[key].returns = 0;
+        self.body_cache.unreadable.remove(&self.jobs[key].id);
         self.record_update(key, Target::Ready);
         self.detach(key);
         self.make_ready(key);
