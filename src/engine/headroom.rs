@@ -10,7 +10,7 @@
 //! | [`Headroom::Whole`] | puts, and bodies that are arriving |
 //! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes |
 //! | [`Headroom::Half`] | clients |
-//! | [`Headroom::Quarter`] | replies, command lines, the queues of existing jobs |
+//! | [`Headroom::Quarter`] | replies, command lines, the queues of existing jobs; the first clients and watches |
 //! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
 //!
 //! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length
@@ -21,7 +21,7 @@
 //! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
 //!   200 KiB, and is made only while three quarters of the headroom are left;
 //! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
-//!   They are allocated only while half of the headroom is left. And one for each `reserve-batch` in steps,
+//!   They are allocated only while half of the headroom is left, or for the first clients a quarter. And one for each `reserve-batch` in steps,
 //!   for whose jobs there was memory just before.
 
 use std::cell::Cell;

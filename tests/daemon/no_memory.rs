@@ -84,6 +84,32 @@ fn a_worker_is_served_after_another_client_frees_its_memory() {
 }
 
 #[test]
+fn a_worker_connects_after_delays_have_ended_without_memory() {
+    let (_daemon, address) = start();
+    let mut producer = Client::connect(address);
+    producer.expect("use mail\r\n", "USING mail");
+    // The priorities descend, so that each job that becomes ready needs a place in a heap.
+    let puts = |batch: u32| {
+        let put = |number| format!("put {} 2 60 0\r\n\r\n", u32::MAX - batch * 1000 - number);
+        (0..1000).map(put).collect::<String>()
+    };
+    let jobs = (0..).map(puts).find_map(|puts| {
+        producer.send(puts);
+        let refused = (0..1000).filter(|_| producer.line() == "OUT_OF_MEMORY").count();
+        (refused > 0).then(|| producer.stat("total-jobs"))
+    });
+    wait_until("the delays have ended", || {
+        producer.stat("current-jobs-ready") > 0 && producer.stat("current-jobs-delayed") == 0
+    });
+    assert_eq!(Some(producer.stat("current-jobs-ready")), jobs);
+    let mut workers = [(); 3].map(|()| Client::connect(address));
+    for worker in &mut workers {
+        worker.expect("watch mail\r\n", "WATCHING 2");
+        assert!(worker.ask("reserve\r\n").number("RESERVED").is_some());
+    }
+}
+
+#[test]
 fn a_connection_without_memory_waits_or_is_served() {
     // The list of connections has room for a power of two: of these, a producer, and the hog.
     const CLIENTS: usize = 1022;

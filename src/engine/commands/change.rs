@@ -127,23 +127,26 @@ pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 // ---- Tubes ----
 
-/// Returns an error if there is no memory for more tubes and watches.
-fn ensure_room_for_tubes(s: &Store) -> Result<(), Word> {
-    if s.has_headroom(Headroom::ThreeQuarters) { Ok(()) } else { Err(Word::OutOfMemory) }
+/// Returns the part of the headroom that must remain when the client uses or watches this tube, or an error if
+/// it does not.
+fn headroom_for(c: &Conn, s: &Store, tube: &str) -> Result<Headroom, Word> {
+    let is_new = s.queue.tubes.find(tube).is_none();
+    let least = if is_new { Headroom::ThreeQuarters } else { c.client.headroom_for_watches() };
+    if s.has_headroom(least) { Ok(least) } else { Err(Word::OutOfMemory) }
 }
 
 /// `use <tube>`
 pub fn use_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    ensure_room_for_tubes(s)?;
-    headroom::leave(Headroom::ThreeQuarters, || s.queue.use_tube(&mut c.client, args.tube))?;
+    let least = headroom_for(c, s, args.tube)?;
+    headroom::leave(least, || s.queue.use_tube(&mut c.client, args.tube))?;
     Ok(Reply::Using(c.client.used))
 }
 
 /// `watch <tube>`
 pub fn watch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     c.client.watching.prepare_to_compare();
-    ensure_room_for_tubes(s)?;
-    headroom::leave(Headroom::ThreeQuarters, || s.queue.watch(&mut c.client, args.tube))?;
+    let least = headroom_for(c, s, args.tube)?;
+    headroom::leave(least, || s.queue.watch(&mut c.client, args.tube))?;
     Ok(watching(c))
 }
 
@@ -162,8 +165,8 @@ pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     if args.tube.is_empty() {
         return Err(Word::BadFormat);
     }
-    if secs > 0 {
-        ensure_room_for_tubes(s)?;
+    if secs > 0 && !s.has_headroom(Headroom::ThreeQuarters) {
+        return Err(Word::OutOfMemory);
     }
     let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
     s.queue.pause(tube, secs);

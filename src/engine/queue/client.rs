@@ -8,6 +8,7 @@ use super::outcomes::End;
 use super::tube::Tubes;
 use super::waiters::{Watcher, Watching};
 use crate::engine::collections::heap::Heap;
+use crate::engine::headroom::Headroom;
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -36,6 +37,8 @@ pub struct Leaving {
 
 /// A closed connection with at most this many jobs releases them in the order of reservation.
 const MAX_ORDERED_RELEASES: usize = 4096;
+/// The watches of the first clients together take less than a quarter of the headroom.
+const FEW_WATCHES: usize = 16;
 /// Units of work to remove a watch.
 const WORK_PER_WATCH: usize = 4;
 
@@ -186,6 +189,12 @@ impl Client {
         };
         assert_eq!({ by }, self.key, "a connection holds a job of another one");
         index
+    }
+
+    /// Returns the part of the headroom that its watches of existing tubes must leave. A worker has few of them,
+    /// and only a worker frees the memory that jobs take.
+    pub fn headroom_for_watches(&self) -> Headroom {
+        if self.watching.len() < FEW_WATCHES { Headroom::Quarter } else { Headroom::ThreeQuarters }
     }
 
     /// Ensures that it can reserve one more job without allocating.

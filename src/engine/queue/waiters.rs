@@ -38,7 +38,7 @@ use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom;
 use crate::engine::keys::NIL;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
@@ -156,6 +156,7 @@ impl Queue {
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
     pub fn best_job(&mut self, client: &mut Client) -> Result<Search, TryReserveError> {
+        let least = client.headroom_for_watches();
         let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
@@ -171,7 +172,7 @@ impl Queue {
             if !self.park_blocked(tube) || !self.check_watch() {
                 return Ok(Search::Unfinished);
             }
-            headroom::leave(Headroom::ThreeQuarters, || watching.best_jobs().try_reserve_one())?;
+            headroom::leave(least, || watching.best_jobs().try_reserve_one())?;
             let dirty = &mut self.watchers[client.key].dirty;
             let Some(key) = dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];

@@ -116,6 +116,8 @@ impl fmt::Debug for dyn Observed + '_ {
 
 /// The lists of connections grow by at least this many.
 const FEW: usize = 64;
+/// So many clients together take less than a quarter of the headroom.
+const FEW_CLIENTS: usize = 256;
 /// Units of work to read from a connection and to write to it.
 const WORK_PER_VISIT: usize = 16;
 
@@ -169,7 +171,7 @@ impl<S> Server<S> {
 
     /// Reserves memory for one more client. A client that is not accepted waits in the kernel.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Half, || {
+        headroom::leave(self.headroom_for_one(), || {
             // Each client is named once in each list, and those that were just closed may still be.
             let clients =
                 self.store.connections + self.store.queue.limits.accepts_per_iteration + 1;
@@ -186,7 +188,13 @@ impl<S> Server<S> {
 
     /// Returns whether there is memory for another client.
     pub fn has_room(&self) -> bool {
-        self.store.has_headroom(Headroom::Half)
+        self.store.has_headroom(self.headroom_for_one())
+    }
+
+    /// Returns what another client must leave. Only a worker can free the memory that jobs take, so a few
+    /// clients need no more of it than their replies.
+    fn headroom_for_one(&self) -> Headroom {
+        if self.store.connections < FEW_CLIENTS { Headroom::Quarter } else { Headroom::Half }
     }
 
     /// Adds a connection, after [`Server::try_reserve_one`]. On an error the caller rejects the client.
@@ -197,7 +205,7 @@ impl<S> Server<S> {
         address: Option<SocketAddr>,
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
-        let client = headroom::leave(Headroom::Half, || self.store.queue.connect(key))?;
+        let client = headroom::leave(self.headroom_for_one(), || self.store.queue.connect(key))?;
         let conn = Conn::new(client, address, self.store.queue.now);
         let link = Link::new(stream, conn, address.is_none());
         self.links.insert(Slot::Open(Box::new(link)));
