@@ -95,7 +95,7 @@ pub fn is_digits(text: &str) -> bool {
 }
 
 fn dashes(flag: &str) -> &'static str {
-    if flag.len() == 1 { "-" } else { "--" }
+    if flag.chars().count() == 1 { "-" } else { "--" }
 }
 
 fn describe(error: &Fail) -> String {

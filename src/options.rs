@@ -516,6 +516,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_named() {
         assert_eq!(error_of(&["-X"]), "unknown flag: -X");
+        assert_eq!(error_of(&["-é"]), "unknown flag: -é");
         assert_eq!(error_of(&["--nosuch"]), "unknown flag: --nosuch");
         assert_eq!(error_of(&["-p"]), "flag requires an argument: -p");
         assert_eq!(error_of(&["--help=1"]), "flag takes no argument: --help");
