@@ -26,6 +26,7 @@
 
 use std::cell::Cell;
 use std::collections::TryReserveError;
+use std::hint::black_box;
 
 /// A part of the headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +58,17 @@ pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveEr
     leave(least, || one.try_reserve_exact(1))?;
     one.push(value);
     Ok(one.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("it has one entry")))
+}
+
+/// Ensures that `bytes` can be allocated now. A collection that cannot refuse to grow gets an entry only after that,
+/// and outside of [`leave`].
+pub fn ensure_free(least: Headroom, bytes: usize) -> Result<(), TryReserveError> {
+    let mut free: Vec<u8> = Vec::new();
+    let bytes = if is_growth_refused() { usize::MAX } else { bytes };
+    leave(least, || free.try_reserve_exact(bytes))?;
+    // The compiler may remove an allocation that nothing uses.
+    black_box(&mut free);
+    Ok(())
 }
 
 /// Returns the part of the headroom that an allocation must leave now.

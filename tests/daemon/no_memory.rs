@@ -83,6 +83,48 @@ fn a_worker_is_served_after_another_client_frees_its_memory() {
     assert!(worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").is_some());
 }
 
+/// Puts jobs with keys of `con:`, each with its own, until there is no memory for one more; returns their number.
+fn fill_with_groups(producer: &mut Client, delay: u32) -> u64 {
+    let body = "x".repeat(200);
+    let mut keys = 0..;
+    loop {
+        let puts = keys.by_ref().take(100);
+        let put = |key| format!("put 0 {delay} 600 200 con:k{key}\r\n{body}\r\n");
+        producer.send(puts.map(put).collect::<String>());
+        let refused = (0..100).filter(|_| producer.line() == "OUT_OF_MEMORY").count();
+        if refused > 0 {
+            return producer.stat("total-jobs");
+        }
+    }
+}
+
+#[test]
+fn jobs_with_groups_fill_the_memory_and_can_all_be_reserved() {
+    let (_daemon, address) = start();
+    let mut producer = Client::connect(address);
+    let jobs = fill_with_groups(&mut producer, 0);
+    let mut worker = Client::connect(address);
+    for _ in 0..jobs {
+        let id = worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").unwrap();
+        worker.expect(format!("delete {id}\r\n"), "DELETED");
+    }
+}
+
+#[test]
+fn jobs_with_groups_come_back_without_memory() {
+    let (_daemon, address) = start();
+    let mut producer = Client::connect(address);
+    let jobs = fill_with_groups(&mut producer, 2);
+    wait_until("delays have ended", || producer.stat("current-jobs-ready") > 0);
+    let mut worker = Client::connect(address);
+    // What has found no room is ready a second after there is some.
+    for _ in 0..jobs {
+        let id = worker.ask("reserve-with-timeout 5\r\n").number("RESERVED").unwrap();
+        worker.expect(format!("delete {id}\r\n"), "DELETED");
+    }
+    assert_eq!(producer.stat("current-jobs-buried"), 0);
+}
+
 #[test]
 fn a_worker_connects_after_delays_have_ended_without_memory() {
     let (_daemon, address) = start();

@@ -1,6 +1,5 @@
 //! `put` and `put-in-tube`: from the line to the job, whose body may arrive much later.
 
-use crate::engine::binlog::NoSpace;
 use crate::engine::conn::{Conn, Doing};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::{Args, Tags};
@@ -196,21 +195,16 @@ fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
 }
 
 fn insert(c: &Conn, s: &mut Store, put: &Put, body: Body) -> Answer {
-    let (tube, unique) = (put.tube(), put.unique());
     let queue = &mut s.queue;
-    let inserted: Result<(), NoSpace> = headroom::leave(Headroom::Whole, || {
-        let tube = match tube {
-            None => c.client.used,
-            Some(name) => match queue.find_or_create_tube(name) {
-                Ok(tube) => tube,
-                Err(no_memory) => {
-                    queue.drop_body(body);
-                    return Err(no_memory.into());
-                }
-            },
-        };
-        queue.put(tube, put.id, put.params, unique, body)
+    let found = headroom::leave(Headroom::Whole, || {
+        put.tube().map_or(Ok(c.client.used), |name| queue.find_or_create_tube(name))
     });
-    inserted?;
+    match found {
+        Ok(tube) => queue.put(tube, put.id, put.params, put.unique(), body)?,
+        Err(no_memory) => {
+            queue.drop_body(body);
+            return Err(no_memory.into());
+        }
+    }
     Ok(Reply::Number("INSERTED ", put.id))
 }

@@ -24,6 +24,7 @@ use super::job::{Job, State};
 use super::tube::Tube;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::digest::Con;
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, MemberKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::{BTreeMap, BTreeSet, TryReserveError};
@@ -93,6 +94,8 @@ const FEW_GROUPS: usize = 16;
 /// About what a member and a group take, in bytes, with the free space in the nodes of the maps.
 const MEMBER_BYTES: u64 = 144;
 const GROUP_BYTES: u64 = 224;
+/// The maps take at most this many bytes for one more ready job: a node each, and one more if a node is divided.
+const CHANGE_BYTES: usize = 4096;
 
 impl Groups {
     /// The most memory that one more member takes, in bytes.
@@ -115,6 +118,7 @@ impl Groups {
 
     /// Ensures that one more job can have a group.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+        headroom::ensure_free(Headroom::Half, CHANGE_BYTES)?;
         self.members.try_reserve_one()
     }
 
@@ -258,13 +262,17 @@ impl Queue {
     // ---- Ready jobs ----
 
     /// Adds a detached job to the ready jobs of its tube. Returns `false` if there is no memory for it. A job
-    /// with a group is not refused: it comes there with [`Queue::offer_parked`], which must follow.
+    /// with a group comes there with [`Queue::offer_parked`], which must follow.
     pub(super) fn add_ready(&mut self, key: JobKey) -> bool {
         match self.member(key) {
             None => self.insert_ready(key),
             Some(member) => {
-                self.add_member(key, member.con.group);
-                true
+                let group = member.con.group;
+                let has_room = headroom::ensure_free(Headroom::Half, CHANGE_BYTES).is_ok();
+                if has_room {
+                    self.add_member(key, group);
+                }
+                has_room
             }
         }
     }

@@ -75,6 +75,7 @@ use super::binlog::record::Counts;
 use super::binlog::{Binlog, NoSpace};
 use super::collections::list::Links;
 use super::collections::timers::Timers;
+use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
 use super::limits::Limits;
 use super::time::{ClockOffset, Nanos};
@@ -313,7 +314,8 @@ impl Queue {
         unique: Option<&NewKey>,
         body: Body,
     ) -> Result<(), NoSpace> {
-        if let Err(no_space) = self.ensure_fits(key, unique, &body) {
+        let fits = headroom::leave(Headroom::Whole, || self.ensure_fits(key, unique, &body));
+        if let Err(no_space) = fits {
             self.drop_body(body);
             self.remove_tube_if_idle(key);
             return Err(no_space);
