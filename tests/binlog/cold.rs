@@ -225,6 +225,25 @@ fn reads_for_closed_connections_are_not_begun() {
     assert_eq!(server.disk.begun_reads(), 0);
 }
 
+/// One large reply has turns at a time. Beside another that is unread, the next one waits until it has ended.
+#[test]
+fn a_large_reply_has_its_turns_when_the_client_of_another_is_gone() {
+    const LEN: usize = 300_000;
+    let mut server = start_with_late_reads();
+    let ids: Vec<u64> = (0..3).map(|_| server.put_of(LEN)).collect();
+    let [unread, gone, other] = server.clients();
+    server.set_room(unread, Some(0));
+    server.send(unread, format!("peek {}\r\n", ids[0]));
+    server.disk.faults().reads_left = Some(1);
+    server.settle();
+    for (client, id) in [(gone, ids[1]), (other, ids[2])] {
+        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
+    }
+    server.end(gone, End::HangUp);
+    server.end_reads();
+    assert_eq!(server.take_text(other), found(ids[2], LEN));
+}
+
 #[test]
 fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
     let mut server = start_with_late_reads();
