@@ -177,19 +177,25 @@ fn the_number_of_gaps_is_bounded() {
 #[test]
 fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
     let options = Options::synced(4096);
-    let (disk, mut server) = start(options);
-    // There is too little garbage to empty the oldest file.
-    server
-        .ask("put-in-tube t 5 0 9 5\r\nfirst\r\nput-in-tube t 9 0 9 7\r\nflushed\r\ndelete 1\r\n");
-    (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
-    put_and_delete(&mut server);
-    // A flush frees first the jobs that came in order: their deletes fill the file with its record.
-    server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
-    server.ask("flush-tube t\r\n");
-    put_and_delete(&mut server);
-    let numbers = numbers(&disk);
-    assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
-    assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 100);
+    for restarts in [false, true] {
+        let (disk, mut server) = start(options);
+        // There is too little garbage to empty the oldest file.
+        server.ask(
+            "put-in-tube t 5 0 9 5\r\nfirst\r\nput-in-tube t 9 0 9 7\r\nflushed\r\ndelete 1\r\n",
+        );
+        (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
+        put_and_delete(&mut server);
+        // A flush frees first the jobs that came in order: their deletes fill the file with its record.
+        server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
+        server.ask("flush-tube t\r\n");
+        if restarts {
+            server = Instance::start(&disk, options, server.now);
+        }
+        put_and_delete(&mut server);
+        let numbers = numbers(&disk);
+        assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
+        assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 100);
+    }
 }
 
 fn put_and_delete(server: &mut Instance) {
