@@ -163,10 +163,9 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     let mut fits = has_room.is_ok();
     for &(job, id) in jobs.iter().filter(|_| has_room.is_ok()) {
         let body = &s.queue.jobs[job].body;
+        // One that another reply has got is taken later: a reply that waits for memory holds none.
         let source = if !body.is_cold() {
             BodySource::Job
-        } else if let Some(read) = s.queue.body_cache.read_bodies.find(id) {
-            BodySource::Read(read)
         } else {
             fits &= s.settings.can_hold(body);
             wanted.cold_bytes += u64::from(body.full_len());

@@ -351,6 +351,23 @@ fn unread_batches_of_small_bodies_take_bounded_memory() {
     assert_eq!(waiting.count(), 0, "batches that wait");
 }
 
+/// Otherwise the reply waits for itself, and all others behind it.
+#[test]
+fn a_reply_that_waits_for_memory_keeps_no_body_that_another_client_has_got() {
+    let settings = Settings { max_memory_bytes: 1 << 20, ..OPTIONS.settings };
+    let options = Options { settings, ..OPTIONS };
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let [first, second] = [40_000; 2].map(|len| server.put_of(len));
+    let [slow, batch] = server.clients();
+    server.set_room(slow, Some(0));
+    assert_eq!(server.send(slow, format!("peek {first}\r\n")), "");
+    assert_eq!(server.send(batch, "peek-batch default ready 10\r\n"), "");
+    server.end(slow, End::HangUp);
+    server.settle();
+    let both = [first, second].map(|id| found(id, 40_000)).concat();
+    assert_eq!(server.take_text(batch), format!("FOUND_BATCH 2 0\r\n{both}"));
+}
+
 #[test]
 fn a_client_that_goes_away_makes_room_for_unread_replies_and_so_does_one_that_reads() {
     let (mut server, ids, clients) = start_with_unread_replies();
