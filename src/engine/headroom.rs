@@ -21,8 +21,9 @@
 //! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
 //!   200 KiB, and is made only while three quarters of the headroom are left;
 //! - boxes of at most 64 bytes for each large body, each pause and each client with several tubes.
-//!   They are allocated only while half of the headroom is left, or for the first clients a quarter. And one for each `reserve-batch` in steps,
-//!   for whose jobs there was memory just before.
+//!   They are allocated only while half of the headroom is left, or for the first clients a quarter. And
+//!   one for each `reserve-batch` and `delete-batch` in steps, for whose jobs or ids there was memory just
+//!   before.
 
 use std::cell::Cell;
 use std::collections::TryReserveError;
