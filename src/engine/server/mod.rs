@@ -56,7 +56,6 @@ use log::{debug, warn};
 use slab::Slab;
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
-use std::hint::black_box;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -116,7 +115,7 @@ impl fmt::Debug for dyn Observed + '_ {
 
 /// The lists of connections grow by at least this many.
 const FEW: usize = 64;
-/// So many clients together take less than a quarter of the headroom.
+/// This number of clients takes less than a quarter of the headroom.
 const FEW_CLIENTS: usize = 256;
 /// Units of work to read from a connection and to write to it.
 const WORK_PER_VISIT: usize = 16;
@@ -737,10 +736,8 @@ fn try_reserve_entry<T>(slab: &mut Slab<T>) -> Result<(), TryReserveError> {
         return Ok(());
     }
     let more = slab.capacity().max(FEW);
-    let mut block: Vec<(usize, T)> = Vec::new();
-    block.try_reserve_exact(slab.capacity() + more)?;
-    // The compiler may leave out an allocation that nothing uses.
-    drop(black_box(block));
+    let bytes = (slab.capacity() + more) * size_of::<(usize, T)>();
+    headroom::ensure_free(Headroom::None, bytes)?;
     slab.reserve_exact(more);
     Ok(())
 }
