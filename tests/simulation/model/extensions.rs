@@ -231,20 +231,37 @@ impl Model {
         if is_first_there && self.may_refuse_deletes && self.is_refused(call) {
             return self.reply(call.by, "OUT_OF_MEMORY");
         }
-        let mut most = ids.len();
+        self.end_delete_batch(call, ids, ids.len(), 0);
+    }
+
+    /// Deletes the rest of `count` jobs, of which some are `deleted`, and replies.
+    pub(super) fn end_delete_batch(
+        &mut self,
+        call: &Call<'_>,
+        rest: &[u64],
+        count: usize,
+        mut deleted: usize,
+    ) {
+        let mut most = rest.len();
         if self.may_refuse_deletes
             && let Some(fewer) = call.seen_number(b"DELETED_BATCH ")
         {
-            most = fewer;
+            most = fewer.saturating_sub(deleted);
         }
+        deleted += self.delete_jobs(call.by, rest, most);
+        self.reply(call.by, &format!("DELETED_BATCH {deleted} {}", count - deleted));
+    }
+
+    /// Deletes up to `most` of these jobs. Returns how many.
+    pub(super) fn delete_jobs(&mut self, by: ClientNumber, ids: &[u64], most: usize) -> usize {
         let mut deleted = 0;
         for &id in ids {
-            if deleted < most && self.can_delete(call.by, id) {
+            if deleted < most && self.can_delete(by, id) {
                 self.remove_job(id);
                 deleted += 1;
             }
         }
-        self.reply(call.by, &format!("DELETED_BATCH {deleted} {}", ids.len() - deleted));
+        deleted
     }
 
     pub(super) fn touch_all(&mut self, call: &Call<'_>) {

@@ -7,6 +7,7 @@
 
 use super::super::request::{self, Arguments, Command};
 use super::{Batch, Call, Client, ClientNumber, Item, Model, State};
+use crate::harness::fake_disk::to_usize;
 use crate::harness::reply::frame;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -56,11 +57,12 @@ impl Model {
         let deleted =
             self.jobs_in_states().iter().sum::<u64>().saturating_sub(facts.iter().sum::<u64>());
         if let Some(mut step) = self.client(number).step.take() {
-            let to_usize = |count| usize::try_from(count).expect("a step is short");
             match step.command.word {
                 "kick" if moved > 0 => self.kick_more(number, &mut step, to_usize(moved)),
                 "delete-batch" => {
-                    self.delete_more(number, &mut step, ids_left, to_usize(deleted));
+                    let rest = &mut step.arguments.ids;
+                    let next: Vec<u64> = rest.drain(..rest.len() - ids_left).collect();
+                    step.moved += self.delete_jobs(number, &next, to_usize(deleted));
                 }
                 _ => {}
             }
@@ -133,15 +135,7 @@ impl Model {
                 self.reply(call.by, &format!("KICKED {}", step.moved));
             }
             "delete-batch" => {
-                let most = if self.may_refuse_deletes {
-                    call.seen_number(b"DELETED_BATCH ")
-                } else {
-                    None
-                };
-                let most = most.map_or(usize::MAX, |all| all.saturating_sub(step.moved));
-                self.delete_more(call.by, &mut step, 0, most);
-                let missing = step.planned - step.moved;
-                self.reply(call.by, &format!("DELETED_BATCH {} {missing}", step.moved));
+                self.end_delete_batch(call, &arguments.ids, step.planned, step.moved);
             }
             "reserve" | "reserve-with-timeout" => self.end_reserve(call, &step, arguments.secs),
             "touch-all" => self.end_touch_all(call, &step),
@@ -186,18 +180,6 @@ impl Model {
         jobs.truncate(count);
         jobs.iter().for_each(|id| self.kick_one(*id, self.last_command_at));
         step.moved += jobs.len();
-    }
-
-    /// Deletes up to `most` of the next jobs, until this many ids are left.
-    fn delete_more(&mut self, by: ClientNumber, step: &mut Step, ids_left: usize, most: usize) {
-        let before = step.moved;
-        let ids = &mut step.arguments.ids;
-        for id in ids.drain(..ids.len() - ids_left) {
-            if step.moved - before < most && self.can_delete(by, id) {
-                self.remove_job(id);
-                step.moved += 1;
-            }
-        }
     }
 
     /// A job that becomes ready during the search may be found or not.
