@@ -225,7 +225,7 @@ fn reads_for_closed_connections_are_not_begun() {
     assert_eq!(server.disk.begun_reads(), 0);
 }
 
-/// One large reply has turns at a time. Beside another that is unread, the next one waits until it has ended.
+/// One large reply has turns at a time. While another is unread, the next one waits for the end of these.
 #[test]
 fn a_large_reply_has_its_turns_when_the_client_of_another_is_gone() {
     const LEN: usize = 300_000;

@@ -210,7 +210,10 @@ impl<'d> Reader<'d> {
     /// record ends at `next`, if that is known.
     fn is_unwritten(&mut self, offset: u64, next: Option<u64>) -> Result<bool, BinlogError> {
         // A remote disk stores a batch up to some byte, or with all that follow.
-        let mut from = if self.disk.is_remote() { self.size } else { offset };
+        if self.disk.is_remote() {
+            return Ok(false);
+        }
+        let mut from = offset;
         let end = next.unwrap_or(offset + Layout::LONGEST_HEAD as u64).min(self.size);
         while from < end {
             let len = usize::try_from(SECTOR - from % SECTOR).expect("a sector is short");

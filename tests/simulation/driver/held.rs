@@ -2,7 +2,7 @@
 //!
 //! The replies of an iteration wait for the last change of its commit. They may be sent once that
 //! change is stored. They must be sent once the changes are stored that were made until then: the engine
-//! may let them wait for later replies of the same client, but not for ever.
+//! may let them wait for later replies of the same client, but not without end.
 //! On a local disk nothing waits.
 
 use crate::harness::fake_disk::Stored;
