@@ -112,7 +112,8 @@ LIMIT_OF_JOBS = {"matcher": {"id": "byName", "options": "limit of jobs"}, "prope
     {"id": "custom.fillOpacity", "value": 0},
     {"id": "color", "value": {"mode": "fixed", "fixedColor": "red"}}]}
 PRECISION = "The precision is that of the histogram buckets."
-MOVING = "put|reserve|reserve-with-timeout|reserve-job|delete|release|bury|kick"
+MOVING = ("put|put-in-tube|reserve|reserve-with-timeout|reserve-job|reserve-batch|delete|delete-batch|"
+          "release|bury|kick|kick-job")
 
 # ---- The table: rows and their panels ----
 

@@ -103,8 +103,8 @@ pub static COMMANDS: [Command; 34] = [
     row("list-jobs ", &[Tube, State, Count, OptionalId], InMetrics, pages::list_jobs),
     row("peek-batch ", &[Tube, State, Count, OptionalId], InMetrics, pages::peek_batch),
     row("list-clients ", &[Count, OptionalId, OptionalTube], InMetrics, pages::list_clients),
-    row("reserve-job ", &[Id], Nowhere, reserve::reserve_job),
-    row("kick-job ", &[Id], Nowhere, change::kick_job),
+    row("reserve-job ", &[Id], InMetrics, reserve::reserve_job),
+    row("kick-job ", &[Id], InMetrics, change::kick_job),
     row("quit", &[Anything], Nowhere, quit),
 ];
 
