@@ -231,6 +231,8 @@ fn check_has_the_codes_of_a_nagios_plugin() {
         server.expect("check", 0, "OK: 2 tubes, 1 ready, 0 buried\n", "");
         server.bury("bill", 12);
         server.expect("check", 1, "WARNING: bill: 12 buried\n", "");
+        let json = "{\"state\":\"WARNING\",\"text\":\"bill: 12 buried\"}\n";
+        server.expect("check --json", 1, json, "");
     });
     let done = run("-s unix:/nowhere/at/all check");
     assert_eq!(done.code, 3);

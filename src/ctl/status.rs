@@ -133,7 +133,13 @@ pub fn check(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let unknown = |failure: Failure| (3, "UNKNOWN", failure.message);
     let (exit_code, word, text) = verdict(ctl).unwrap_or_else(unknown);
     ctl.work.exit_code = exit_code;
-    print(&format!("{word}: {text}"))
+    print(&match ctl.is_json {
+        true => {
+            let json = [("state", json_string(word)), ("text", json_string(&text))];
+            Fields::of(json).to_string()
+        }
+        false => format!("{word}: {text}"),
+    })
 }
 
 /// Returns the exit code of a plugin of Nagios, its name, and the worst problem.
