@@ -349,6 +349,16 @@ fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
 }
 
 #[test]
+fn a_line_without_an_end_is_no_reply() {
+    let place = fake(|_| "x".repeat(2048));
+    let done = run(&format!("-s {place} --timeout 1 check"));
+    assert_eq!(
+        (done.code, done.out),
+        (3, format!("UNKNOWN: the connection to {place} is lost: invalid data\n"))
+    );
+}
+
+#[test]
 fn workers_show_who_holds_what() {
     let server = Server::ours(&[]);
     let mut idle = server.worker("mail");

@@ -19,6 +19,10 @@ pub const EXIT_REFUSED: u8 = 4;
 /// server, and other clients are served between two windows.
 pub const WINDOW: usize = 100;
 
+/// The most bytes in the line of a reply. The longest one has a name of 200 bytes; what sends more is no
+/// server.
+const LINE_MAX: u64 = 1024;
+
 /// A connection, which is opened when the first request is sent.
 pub struct Conn {
     /// `HOST:PORT` or `unix:PATH`.
@@ -153,7 +157,9 @@ impl Conn {
 
 fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
     let mut line = Vec::new();
-    stream.read_until(b'\n', &mut line)?;
+    if stream.take(LINE_MAX).read_until(b'\n', &mut line)? as u64 == LINE_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
     let line = line.strip_suffix(CR_LF).ok_or(ErrorKind::UnexpectedEof)?;
     let line = String::from_utf8_lossy(line).into_owned();
     let mut words = line.split(' ');
