@@ -576,6 +576,33 @@ fn a_refused_put_leaves_the_job_where_it_was() {
 }
 
 #[test]
+fn jobs_that_wait_for_their_con_key_stay_and_are_counted() {
+    let server = Server::ours(&[]);
+    for _ in 0..4 {
+        server.ok("put mail x --con k");
+    }
+    server.ok("put mail x");
+    let mut worker = server.worker("mail");
+    worker.expect("reserve\r\n", "RESERVED 1 1");
+    let stay = "3 jobs stay: others with their con: key are reserved\n";
+    for (arguments, out) in [
+        ("move mail other 2 3 4 --yes", "moved 0\n"),
+        ("move mail other --state ready --yes", "moved 1\n"),
+        ("export mail --take --yes", ""),
+    ] {
+        server.expect(arguments, 1, out, stay);
+        assert_eq!(server.counts("mail"), [if out == "moved 0\n" { 4 } else { 3 }, 1, 0, 0]);
+    }
+    worker.expect("delete 1\r\n", "DELETED");
+    // The jobs that the tool holds do not block the others for good.
+    let taken = server.run("export mail --take --yes");
+    assert_eq!((taken.code, taken.err.as_str()), (0, "exported 3\n"));
+    server.ok("put mail x --con k");
+    server.ok("put mail x --con k");
+    server.expect("move mail other --state ready --yes", 0, "moved 2\n", "");
+}
+
+#[test]
 fn a_killed_move_loses_no_job() {
     on_both(|server| {
         let mut worker = server.worker("from");

@@ -3,9 +3,11 @@
 use super::conn::{Conn, EXIT_REFUSED, Fields};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task, request};
+use super::work::Work;
 use super::{Ctl, Flags, args, usage_error};
 use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
+use std::slice;
 
 /// `retry`
 pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
@@ -105,7 +107,9 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
 fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<(), Failure> {
     let id = job.number("id");
     let reply = conn.ask(&format!("reserve-job {id}"))?;
-    let Some(body) = reply.content("reserve-job")? else { return Ok(()) };
+    let Some(body) = reply.content("reserve-job")? else {
+        return count_blocked(conn, work, slice::from_ref(job));
+    };
     let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
     if let Err(Failure { exit_code, message }) = conn.put(to, numbers, "", &body) {
         if exit_code == EXIT_REFUSED {
@@ -117,6 +121,16 @@ fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<
         true => work.add(1),
         false => work.fail(&format!("job {id}: now in both tubes, as its time to run has ended")),
     }
+    Ok(())
+}
+
+/// Counts those of these jobs that are ready, and yet could not be reserved.
+pub fn count_blocked(conn: &mut Conn, work: &mut Work, jobs: &[Fields]) -> Result<(), Failure> {
+    let was_ready = jobs.iter().filter(|job| job.text("state") == "ready");
+    let ids: Vec<u64> = was_ready.map(|job| job.number("id")).collect();
+    let is_ready = |job: &Fields| job.text("state") == "ready";
+    work.blocked +=
+        look::jobs(conn, &ids)?.iter().flatten().filter(|job| is_ready(job)).count() as u64;
     Ok(())
 }
 

@@ -79,9 +79,10 @@ impl Selection {
                 ctl.work.add(jobs.len() as u64);
                 continue;
             }
-            let before = ctl.work.done;
+            let settled = |ctl: &Ctl| ctl.work.done + ctl.work.blocked;
+            let before = settled(ctl);
             act(ctl, &jobs)?;
-            if ctl.work.done - before < jobs.len() as u64 && !ctl.work.is_stopped() {
+            if settled(ctl) - before < jobs.len() as u64 && !ctl.work.is_stopped() {
                 ctl.work.fail(
                     "some of these jobs are gone, or held by a worker, since they were found",
                 );

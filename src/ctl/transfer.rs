@@ -3,7 +3,7 @@
 //! A job that leaves is reserved, written, and deleted last: a crash in between leaves it in both places,
 //! and never in none.
 
-use super::act::give_back;
+use super::act::{count_blocked, give_back};
 use super::conn::{Fields, lacks};
 use super::look;
 use super::select::{NOT_HELD, Selection, Task};
@@ -79,12 +79,15 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
 fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failure> {
     let Ctl { conn, work, .. } = ctl;
     let word = if takes { "reserve-job" } else { "peek" };
-    let (mut lines, mut written) = (String::new(), Vec::new());
+    let (mut lines, mut written, mut left) = (String::new(), Vec::new(), Vec::<Fields>::new());
     let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
     for (job, reply) in jobs.iter().zip(replies) {
-        if let Some(body) = reply.content(word)? {
-            lines += &(dump::line(job, &body, now()) + "\n");
-            written.push(job);
+        match reply.content(word)? {
+            Some(body) => {
+                lines += &(dump::line(job, &body, now()) + "\n");
+                written.push(job);
+            }
+            None => left.push(job.clone()),
         }
     }
     let saved = print_with(|out| out.write_all(lines.as_bytes()));
@@ -109,7 +112,12 @@ fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failur
             false => work.fail(&format!("job {id}: written and not deleted, as its TTR has ended")),
         }
     }
-    Ok(())
+    match written[..] {
+        _ if left.is_empty() => Ok(()),
+        [] => count_blocked(conn, work, &left),
+        // The jobs that were written no longer block others with their `con:` key.
+        [_, ..] => export_jobs(ctl, &left, takes),
+    }
 }
 
 /// Returns the time of day, in ns.

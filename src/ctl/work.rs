@@ -4,7 +4,7 @@
 use super::conn::Fields;
 use super::print::json_string;
 use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print};
-use crate::engine::text::Grouped;
+use crate::engine::text::{CountOf, Grouped};
 use crate::os::failure::Failure;
 use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +18,8 @@ pub struct Work {
     line: String,
     /// The number of jobs that are done.
     pub done: u64,
+    /// The number of jobs that cannot be reserved, because others with their `con:` key are.
+    pub blocked: u64,
     /// The number of jobs that the work is about; 0 if it shows no progress.
     total: u64,
     signals: Option<Signals>,
@@ -74,6 +76,11 @@ impl Ctl {
             "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
             _ => print(&text),
         };
+        if self.work.blocked > 0 {
+            let stay = if self.work.blocked == 1 { "stays" } else { "stay" };
+            let blocked = CountOf(self.work.blocked, "job");
+            self.work.fail(&format!("{blocked} {stay}: others with their con: key are reserved"));
+        }
         ended.and(printed)?;
         if self.work.is_stopped() {
             complain("interrupted");
