@@ -125,20 +125,28 @@ pub fn terminal_size() -> Option<(usize, usize)> {
 
 /// Returns the columns that a terminal needs. Wide characters take two.
 fn width_of(text: &str) -> usize {
-    text.chars().map(|char| if char < '\u{1100}' || char == '…' { 1 } else { 2 }).sum()
+    text.chars().map(columns_of).sum()
+}
+
+fn columns_of(char: char) -> usize {
+    if char < '\u{1100}' || char == '…' { 1 } else { 2 }
 }
 
 /// Cuts `text` to `width` columns, in its middle or at its end.
 pub fn cut(text: &str, width: usize, in_middle: bool) -> String {
-    let mut line = text.to_owned();
-    let mut chars: Vec<char> = text.chars().collect();
-    while width_of(&line) > width {
-        let at = if in_middle { chars.len() / 2 } else { chars.len() - 1 };
-        chars.remove(at);
-        let (before, after) = chars.split_at(at);
-        line = before.iter().chain(&['…']).chain(after).collect();
+    if width_of(text) <= width {
+        return text.to_owned();
     }
-    line
+    let (mut chars, mut before, mut after) = (text.chars(), Vec::new(), Vec::new());
+    let mut left = width.saturating_sub(1);
+    loop {
+        let is_before = !in_middle || before.len() == after.len();
+        let next = if is_before { chars.next() } else { chars.next_back() };
+        let Some(char) = next.filter(|&char| columns_of(char) <= left) else { break };
+        left -= columns_of(char);
+        if is_before { &mut before } else { &mut after }.push(char);
+    }
+    before.iter().chain(&['…']).chain(after.iter().rev()).collect()
 }
 
 /// Returns a body as text that no terminal interprets: `\n`, `\\`, and other bytes as `\x1b`.
@@ -214,6 +222,10 @@ mod tests {
         assert!(lines[1].starts_with("a---") && lines[1].ends_with("z     7"), "{}", lines[1]);
         assert!(lines[1].contains('…'));
         assert_eq!(cut("ab漢字cd", 5, false), "ab漢…");
+        assert_eq!(cut("abcdefgh", 5, true), "ab…gh");
+        assert_eq!(cut("abcdefgh", 6, true), "abc…gh");
+        // A client can hold many jobs.
+        assert_eq!(cut(&"job 1, ".repeat(200_000), 7, false), "job 1,…");
     }
 
     #[test]
