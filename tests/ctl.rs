@@ -662,6 +662,23 @@ fn export_and_import_keep_every_byte() {
 }
 
 #[test]
+fn export_holds_only_a_few_large_bodies() {
+    let server = Server::ours(&["-z", "4M"]);
+    let mut client = server.client();
+    let body = "x".repeat(4 << 20);
+    for _ in 0..50 {
+        client.put(&body);
+    }
+    let limited = format!(
+        "ulimit -v 100000; exec {} -s {} export default --take --yes | wc -l",
+        env!("CARGO_BIN_EXE_beanstalkctl"),
+        server.place
+    );
+    let done = done(process::run_command(command("bash", ["-c", &limited])));
+    assert_eq!((done.out.as_str(), done.err.as_str()), ("50\n", "exported 50\n"));
+}
+
+#[test]
 fn import_stops_at_a_bad_line_and_names_it() {
     let server = Server::ours(&[]);
     let lines = "{\"tube\":\"mail\",\"state\":\"buried\",\"delay\":9,\"body\":\"a\",\"key\":\"k\"}\nno\n{}\n";

@@ -20,6 +20,9 @@ use std::io::{self, BufRead, Read};
 pub const DEFAULT_PRI: u32 = 1024;
 pub const DEFAULT_TTR: u32 = 60;
 
+/// Jobs are exported together until their bodies have this many bytes: they are in memory meanwhile.
+const PIECE_MAX: u64 = 1 << 20;
+
 /// `put`
 pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let tube = args::tube(&args.words[0])?;
@@ -72,7 +75,16 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
     let tube = look::tube(&mut ctl.conn, &args.words[0])?;
     let task = Task { verb, done: "exported", to: "", asks: takes };
-    Selection::of_tube(tube, states).run(ctl, &task, |ctl, jobs| export_jobs(ctl, jobs, takes))
+    Selection::of_tube(tube, states).run(ctl, &task, |ctl, jobs| {
+        let mut bytes = 0;
+        let mut pieces = jobs.chunk_by(|job, _| {
+            bytes += job.number("bytes");
+            let has_room = bytes < PIECE_MAX;
+            bytes *= u64::from(has_room);
+            has_room
+        });
+        pieces.try_for_each(|piece| export_jobs(ctl, piece, takes))
+    })
 }
 
 /// Writes jobs to stdout. If it `takes` them, they are reserved before, and deleted once stdout is synced.
