@@ -48,6 +48,8 @@ pub struct TubeFacts {
 pub struct ServerFacts {
     /// Whether the binlog rejects new jobs.
     pub is_binlog_full: bool,
+    /// Whether etcd has not acknowledged a change for more than a second.
+    pub is_stalled: bool,
     /// The number of connections.
     pub connections: u64,
     /// The limit of connections, if there is one.
@@ -147,6 +149,10 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
     };
     if facts.is_binlog_full {
         let text = "the binlog is full: puts are rejected with OUT_OF_MEMORY".into();
+        add(Level::Critical, text, "status");
+    }
+    if facts.is_stalled {
+        let text = "etcd has not stored a change for more than 1 s: replies wait".into();
         add(Level::Critical, text, "status");
     }
     if let Some(limit) = facts.max_connections.filter(|&limit| connections >= limit) {
@@ -281,8 +287,12 @@ mod tests {
     fn the_server_has_its_own_rules() {
         let none = ServerFacts::default();
         let limits = ServerFacts { max_connections: Some(10), max_memory: Some(1000), ..none };
-        let cases: [(ServerFacts, &[&str]); 7] = [
+        let cases: [(ServerFacts, &[&str]); 8] = [
             (ServerFacts { connections: 9, memory: 900, ..limits }, &[]),
+            (
+                ServerFacts { is_stalled: true, ..none },
+                &["critical server: etcd has not stored a change for more than 1 s: replies wait"],
+            ),
             (
                 ServerFacts { is_binlog_full: true, ..none },
                 &["critical server: the binlog is full: puts are rejected with OUT_OF_MEMORY"],

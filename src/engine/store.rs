@@ -242,6 +242,7 @@ impl Store {
             total_connections: self.total_connections,
             is_accept_failing: self.is_accept_failing,
             is_draining: self.is_draining,
+            is_stalled: self.is_stalled(),
         }
     }
 }

@@ -7,7 +7,8 @@ mod harness;
 mod site;
 
 use base64::Engine;
-use harness::driver::{Nanos, Options, Settings};
+use harness::driver::{Nanos, Options, Settings, Syncing};
+use harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use site::{HTML, JSON, PUT, Response, Site, TEXT, get};
@@ -178,6 +179,20 @@ fn the_page_begins_with_what_needs_attention() {
         site.json("/")["attention"][1]["remedy"],
         "beanstalkctl -s 127.0.0.1:11305 failed bill"
     );
+}
+
+#[test]
+fn changes_that_are_not_stored_need_attention() {
+    let disk = FakeDisk::remote(&Files::new(), RemoteSetup { chunk_len: 30, eager: None });
+    let syncing = Syncing::Remote(Nanos::from_secs(5));
+    let options = Options { has_metrics: true, ..Options::binlog(64 * 1024, syncing) };
+    let mut site = Site::start_with(options, Some(&disk));
+    site.ask(PUT);
+    site.driver.advance(Nanos::from_millis(1_100));
+    assert_eq!(site.get("/readyz", TEXT).body, "changes are not stored\n");
+    let text = "critical  server  etcd has not stored a change for more than 1 s: replies wait";
+    let page = site.body("/", TEXT);
+    assert_eq!(page.lines().nth(1).unwrap().split("  beanstalkctl").next(), Some(text), "{page}");
 }
 
 #[test]

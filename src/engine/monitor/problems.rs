@@ -42,6 +42,7 @@ impl Problems {
     pub fn add_server(&mut self, view: &View<'_>) {
         let facts = ServerFacts {
             is_binlog_full: view.queue.binlog.as_ref().is_some_and(|it| it.stats().is_full),
+            is_stalled: view.server.is_stalled,
             connections: view.server.connections as u64,
             max_connections: view.server.process.max_connections.map(|max| max as u64),
             memory: view.queue.job_bytes(),

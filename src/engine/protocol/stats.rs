@@ -75,6 +75,8 @@ pub struct ServerStats<'a> {
     pub is_accept_failing: bool,
     /// True while puts are rejected with `DRAINING`.
     pub is_draining: bool,
+    /// True while a remote disk has not acknowledged a change for more than a second.
+    pub is_stalled: bool,
 }
 
 /// A summary of the queue for the service manager; displays as one line of text.
