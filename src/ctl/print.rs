@@ -2,7 +2,7 @@
 
 use super::conn::Fields;
 use super::print_with;
-use crate::engine::text::{JsonText, largest_unit};
+use crate::engine::text::{JsonText, is_unprintable, largest_unit};
 use crate::os::failure::Failure;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -160,11 +160,7 @@ pub fn escaped(body: &[u8]) -> String {
                 '\r' => text += "\\r",
                 '\t' => text += "\\t",
                 '\\' => text += "\\\\",
-                // Invisible marks, and those that change the direction of the text after them.
-                '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' => {
-                    text += &hex(char.to_string().as_bytes());
-                }
-                _ if char.is_control() => text += &hex(char.to_string().as_bytes()),
+                _ if is_unprintable(char) => text += &hex(char.to_string().as_bytes()),
                 _ => text.push(char),
             }
         }

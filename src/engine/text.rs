@@ -149,6 +149,15 @@ pub fn largest_unit(secs: u64) -> (u64, usize) {
     }
 }
 
+/// Returns whether a terminal may interpret a character: control characters, invisible marks, and those that
+/// change the direction of the text after them.
+pub fn is_unprintable(char: char) -> bool {
+    char.is_control()
+        || ['\u{200b}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2060}'..='\u{2069}']
+            .iter()
+            .any(|range| range.contains(&char))
+}
+
 /// Displays text as the content of a JSON string, without the quotes (RFC 8259, section 7).
 #[derive(Clone, Copy, Debug)]
 pub struct JsonText<'t>(pub &'t str);
@@ -161,7 +170,7 @@ impl fmt::Display for JsonText<'_> {
                 '\n' => f.write_str("\\n")?,
                 '\r' => f.write_str("\\r")?,
                 '\t' => f.write_str("\\t")?,
-                '\0'..='\x1f' => write!(f, "\\u{:04x}", u32::from(char))?,
+                _ if is_unprintable(char) => write!(f, "\\u{:04x}", u32::from(char))?,
                 _ => f.write_char(char)?,
             }
         }
@@ -208,5 +217,7 @@ mod tests {
     fn json_text_is_escaped() {
         let text = "a\"b\\c\r\n\t\0\u{1f}\u{e9}\u{1f600}";
         assert_eq!(JsonText(text).to_string(), r#"a\"b\\c\r\n\t\u0000\u001fé😀"#);
+        // U+009B begins a sequence of control on a terminal, as ESC [ does.
+        assert_eq!(JsonText("\u{7f}\u{9b}2J\u{202e}").to_string(), r"\u007f\u009b2J\u202e");
     }
 }
