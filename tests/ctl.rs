@@ -808,6 +808,9 @@ fn without_a_reply_the_exit_code_is_3() {
     assert_eq!((done.code, done.err), (3, message));
     let place = fake(|_| "HTTP/1.1 400 Bad Request\r\n".into());
     assert_eq!(run(&format!("-s {place} tubes")).code, 4);
+    let place = fake(|_| "\x1b[2J\r\n".into());
+    let done = run(&format!("-s {place} tubes"));
+    assert_eq!((done.code, &*done.err), (4, "beanstalkctl: the server answered \\x1b[2J\n"));
 }
 
 #[test]

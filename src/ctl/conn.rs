@@ -1,7 +1,7 @@
 //! The connection to a server: requests, replies, and the documents in them. It must not know a command
 //! of the tool.
 
-use super::print::json_string;
+use super::print::{escaped, json_string};
 use crate::engine::text::CR_LF;
 use crate::os::failure::Failure;
 use std::fmt::{self, Display};
@@ -191,7 +191,7 @@ impl Reply {
 
     /// Returns the failure for an unexpected reply.
     pub fn refusal(&self) -> Failure {
-        Failure::new(EXIT_REFUSED, format!("the server answered {}", self.line))
+        Failure::new(EXIT_REFUSED, format!("the server answered {}", escaped(self.line.as_bytes())))
     }
 
     /// Returns a document, or the body of a job; `None` for NOT_FOUND. `command` names what the server may
