@@ -10,7 +10,7 @@
 //! | [`Headroom::Whole`] | puts, and bodies that are arriving |
 //! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes |
 //! | [`Headroom::Half`] | clients |
-//! | [`Headroom::Quarter`] | replies, command lines, the queues of existing jobs; the first clients and watches |
+//! | [`Headroom::Quarter`] | replies, command lines, room for reserved jobs; the first clients and watches |
 //! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
 //!
 //! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length

@@ -52,6 +52,8 @@ keys! {
     UniqueKey;
     /// A key of a deleted job that is kept for some time.
     KeptKey;
+    /// A group of jobs of which only a limited number may be reserved.
+    GroupKey;
     /// A job or a kept key, in the binlog's table of all jobs or all kept keys. It has the same number.
     EntryKey;
 }
@@ -91,6 +93,11 @@ pub struct MemberKey(NonZero<u32>);
 impl MemberKey {
     /// Stands for the key of a job without a group.
     pub const NONE: MemberKey = MemberKey(NonZero::<u32>::MAX);
+
+    /// Returns the key if there is a group.
+    pub fn in_group(self) -> Option<MemberKey> {
+        (self != MemberKey::NONE).then_some(self)
+    }
 }
 
 impl Key for MemberKey {

@@ -10,13 +10,13 @@
 use crate::engine::keys::NIL;
 use std::fmt;
 
-/// The keys of the two neighbours of an entry in a list; [`NIL`] at either end. Packed, so that an enum
-/// with links takes 9 bytes and not 12.
+/// The keys of the two neighbours of an entry in a list, or of its two children in a tree; [`NIL`] stands for
+/// none. Packed, so that an enum with links takes 9 bytes and not 12.
 #[derive(Clone, Copy, Debug)]
 #[repr(Rust, packed)]
 pub struct Links {
-    previous: u32,
-    next: u32,
+    pub(super) previous: u32,
+    pub(super) next: u32,
 }
 
 impl Links {
@@ -36,6 +36,12 @@ impl Links {
 
 /// Next to [`NIL`], so that no key is as high.
 const IN_HEAP: u32 = NIL - 1;
+
+impl Default for Links {
+    fn default() -> Links {
+        Links::LOOSE
+    }
+}
 
 /// A store whose entries have the links of a list. An entry that can be in several lists at once
 /// has one pair of links for each number `LIST`.
@@ -167,7 +173,7 @@ impl<const LIST: usize> List<LIST> {
     }
 }
 
-fn some(key: u32) -> Option<u32> {
+pub(super) fn some(key: u32) -> Option<u32> {
     (key != NIL).then_some(key)
 }
 

@@ -11,7 +11,8 @@
 //! | [`chains`] | a slab with a hash index that is never rebuilt |
 //! | [`list`] | a linked list with its links inside the entries |
 //! | [`heap`] | a heap with removal by index |
-//! | [`ordered`] | entries by rank: a run of those that come in order, and a heap |
+//! | [`tree`] | a sorted tree with its links inside the entries |
+//! | [`ordered`] | entries by rank: a run of those that came in order, and a heap |
 //! | [`timers`] | timers, in a heap |
 //! | [`histogram`] | counts of durations by bound |
 
@@ -22,3 +23,4 @@ pub mod list;
 pub mod ordered;
 pub mod slab;
 pub mod timers;
+pub mod tree;

@@ -153,7 +153,7 @@ impl Page for TubePage {
 fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_>) -> Vec<u64> {
     let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
     let id_of = |key| jobs[JobKey::from_number(key)].id;
-    let delayed = tube.postponed.iter(jobs).chain(tube.delayed.first_keys(FEW, jobs)).take(FEW);
+    let delayed = tube.delayed.first_keys(FEW, jobs);
     // 0 is the id of no job.
     let mut ids = vec![oldest];
     ids.extend(tube.buried.iter(jobs).take(MOST).map(id_of));

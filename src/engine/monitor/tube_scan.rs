@@ -9,7 +9,7 @@ use super::measurements::Rates;
 use super::table::{Column, Value};
 use crate::attention::TubeFacts;
 use crate::engine::keys::{JobKey, Key, TubeKey};
-use crate::engine::queue::con::{Groups, ReadyJob};
+use crate::engine::queue::groups::Rank;
 use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::Tubes;
@@ -111,7 +111,7 @@ pub struct Cursor {
     /// The number of waiters to scan, in the same order.
     waiters_left: usize,
     /// The next ready job of a group to scan, if some are not among the others.
-    next_of_group: Option<ReadyJob>,
+    next_of_group: Option<Rank>,
 }
 
 /// The costs of scanning one of each, in units of about 10 ns.
@@ -192,7 +192,7 @@ impl Cursor {
         }
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
         let (ready_left, waiters_left) = (tube.ready.heap().len(), tube.waiters.len());
-        let next_of_group = (tube.behind > 0).then(|| Groups::place(key, tube.epoch, 0));
+        let next_of_group = (tube.behind > 0).then(|| Rank::first(key, tube.epoch));
         Cursor { tube: key, stats, ready_left, waiters_left, next_of_group }
     }
 
@@ -204,13 +204,16 @@ impl Cursor {
         let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
+        // Only without memory a job is in the tree. Of very many the first are scanned.
+        let in_tree = tube.ready.tree().iter(&view.queue.jobs).take(budget.div_ceil(READY_COST));
         let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
+        let scanned = scanned.chain(in_tree.map(JobKey::from_number));
         let groups = &view.queue.unique.groups;
         let from = self.next_of_group.take();
         let mut of_groups = from.into_iter().flat_map(|place| groups.ready_from(place));
         let (most, mut count) = (budget.div_ceil(GROUP_COST), 0);
         let next_ones = of_groups.by_ref().take(most).inspect(|_| count += 1);
-        let scanned = scanned.chain(next_ones.map(|ready| ready.5));
+        let scanned = scanned.chain(next_ones.map(|member| member.job));
         let oldest = scanned.map(|key| &view.queue.jobs[key]).min_by_key(|job| job.created_at);
         if let Some(&Job { id, created_at, delay_secs, .. }) = oldest {
             let age = view.now.since(created_at);
@@ -220,7 +223,7 @@ impl Cursor {
                 stats.facts.oldest = view.now.since(created_at + Nanos::from_secs(delay_secs));
             }
         }
-        self.next_of_group = of_groups.next().copied();
+        self.next_of_group = of_groups.next().map(|member| member.rank);
         *budget = budget.saturating_sub(count * GROUP_COST);
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));

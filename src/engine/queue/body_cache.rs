@@ -396,11 +396,7 @@ impl Queue {
         match job.state {
             State::Buried(_) => return,
             State::Reserved(_) if !client.holds(job) => return,
-            State::Detached
-            | State::Ready { .. }
-            | State::Delayed(_)
-            | State::Postponed(_)
-            | State::Reserved { .. } => {}
+            State::Detached | State::Ready { .. } | State::Delayed(_) | State::Reserved { .. } => {}
         }
         self.count_event(key, CountedEvent::Bury);
         if self.reserve_update().is_ok() {
@@ -551,7 +547,6 @@ fn is_at_front(job: &Job, tube: &Tube, jobs: &Jobs) -> bool {
     let (links, run) = match job.state {
         State::Ready(links) => (links, tube.ready.first_of_run()),
         State::Delayed(links) => (links, tube.delayed.first_of_run()),
-        State::Postponed(_) => return true,
         State::Detached | State::Reserved { .. } | State::Buried(_) => return false,
     };
     let first = run.map_or(job.id, |first| jobs[JobKey::from_number(first)].id);

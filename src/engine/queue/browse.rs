@@ -133,7 +133,7 @@ impl SelectionScan {
     /// Compares all jobs of the tube. Returns `false` if it has too many.
     fn compare_tube(&mut self, queue: &Queue) -> bool {
         let tube = &queue.tubes[self.tube];
-        let Tube { ready, delayed, postponed, buried, reserved, .. } = tube;
+        let Tube { ready, delayed, buried, reserved, .. } = tube;
         // Only the connections that hold reserved jobs know them.
         let takes = |state| self.state.is_none_or(|only| only == state);
         let [takes_ready, takes_delayed] = [JobState::Ready, JobState::Delayed].map(takes);
@@ -155,7 +155,6 @@ impl SelectionScan {
         }
         if takes_delayed {
             self.add_all(delayed.keys(&queue.jobs), queue);
-            self.add_all(postponed.iter(&queue.jobs), queue);
         }
         if takes_buried {
             self.add_all(buried.iter(&queue.jobs), queue);

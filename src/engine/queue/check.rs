@@ -1,7 +1,7 @@
 //! Checks the invariants of the queue from scratch.
 //!
-//! Each module checks its own structures. This one checks that they agree: that each job is in the
-//! heap or list of its state, that the counts are right, and that no timer is late. It changes
+//! Each module checks its own structures. This one checks that they agree: that each job is among
+//! those of its state, that the counts are right, and that no timer is late. It changes
 //! nothing.
 //!
 //! Only tests call it, after each of their steps. It takes time in proportion to the number of
@@ -89,7 +89,7 @@ impl Queue {
             State::Detached => panic!("job {} is detached between two commands", job.id),
             // `check_tube` walks these. The counts agree, so each job is in one of them.
             State::Ready(_) => 0,
-            State::Delayed(_) | State::Postponed(_) => 2,
+            State::Delayed(_) => 2,
             State::Buried(_) => 3,
             State::Reserved(Holder { by, index }) => {
                 let client = clients.get(&{ by });
@@ -111,12 +111,12 @@ impl Queue {
         }
         let next = Some(self.next_moment(client)).filter(|&next| next != Nanos::NEVER);
         let at = self.conn_timers.at(client.key);
-        self.check_timer(at, format_args!("connection {index}"), [next, None, None]);
+        self.check_timer(at, format_args!("connection {index}"), [next, None]);
     }
 
-    /// Checks the heaps, list and counts of a tube, and that its timer fires in time.
+    /// Checks the jobs and counts of a tube, and that its timer fires in time.
     fn check_tube(&self, key: TubeKey, tube: &Tube, counted: Counts) {
-        let Tube { name, ready, delayed, postponed, buried, .. } = tube;
+        let Tube { name, ready, delayed, buried, .. } = tube;
         let check = |number, is_right: fn(State) -> bool| {
             let Job { id, tube: own, state, .. } = &self.jobs[JobKey::from_number(number)];
             let is_here = *own == key && is_right(*state);
@@ -128,9 +128,6 @@ impl Queue {
         delayed.check(&self.jobs, format_args!("the delayed jobs of tube {name}"), |number| {
             check(number, |state| matches!(state, State::Delayed(_)));
         });
-        postponed.check(&self.jobs, format_args!("the postponed jobs of tube {name}"), |number| {
-            check(number, |state| matches!(state, State::Postponed(_)));
-        });
         buried.check(&self.jobs, format_args!("the buried jobs of tube {name}"), |number| {
             check(number, |state| matches!(state, State::Buried(_)));
         });
@@ -140,18 +137,16 @@ impl Queue {
         let stored = [ready, reserved, delayed, buried, urgent, using, watching];
         assert_eq!(stored, counted, "stored and actual {COUNTED:?} of tube {name}");
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);
-        // Postponed jobs are tried again, whenever that is.
-        let retry_at = postponed.front().map(|_| Nanos::NEVER);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
         let at = self.tube_timers.at(key);
-        self.check_timer(at, format_args!("tube {name}"), [delay_end, pause_end, retry_at]);
+        self.check_timer(at, format_args!("tube {name}"), [delay_end, pause_end]);
     }
 
     // ---- Timers ----
 
     /// Checks that a timer fires not later than the first of these times, or than the last tick, which has
     /// left some of what was due; it may fire earlier.
-    fn check_timer(&self, at: Nanos, what: fmt::Arguments<'_>, moments: [Option<Nanos>; 3]) {
+    fn check_timer(&self, at: Nanos, what: fmt::Arguments<'_>, moments: [Option<Nanos>; 2]) {
         for first in moments.into_iter().flatten() {
             let is_in_time = at <= first.max(self.ticked_at) && at != Nanos::NEVER;
             assert!(is_in_time, "the timer of {what} fires at {at:?}, after {first:?}");

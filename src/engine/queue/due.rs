@@ -5,7 +5,7 @@ use super::counts::CountedEvent;
 use super::outcomes::End;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
-use super::{Queue, RETRY_AFTER, WORK_PER_MOVE, WORK_PER_WAKE, WaitResult};
+use super::{Queue, WORK_PER_MOVE, WORK_PER_WAKE, WaitResult};
 use crate::engine::binlog::Binlog;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
@@ -162,16 +162,10 @@ impl Queue {
             self.detach(job);
             self.make_ready(job);
         }
-        // Last: while memory is short, it may take all work that is left, again and again.
-        let is_refused = self.retry_postponed(key);
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        // Without work left, and if no job was refused, the retry was not complete.
-        let retry_at =
-            if !self.work.is_left() && !is_refused { self.now } else { self.now + RETRY_AFTER };
-        let retry_at = Some(retry_at).filter(|_| !tube.postponed.is_empty());
-        if let Some(next) = delay_end.into_iter().chain(pause_end).chain(retry_at).min() {
+        if let Some(next) = delay_end.into_iter().chain(pause_end).min() {
             self.is_late |= next + LATE < self.now;
             self.tube_timers.set_no_later_than(key, next.max(self.now));
         }

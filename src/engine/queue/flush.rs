@@ -10,7 +10,6 @@
 //! found there: the loop searches the connections one after the other.
 
 use super::client::Client;
-use super::con::Groups;
 use super::job::{DelayedEntry, Job, ReadyEntry, State};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_PAGE};
@@ -51,7 +50,6 @@ pub(super) struct Flush {
     count: u64,
     pub ready: Ordered<ReadyEntry>,
     pub delayed: Ordered<DelayedEntry>,
-    pub postponed: List,
     pub buried: List,
     /// The number of flushed ready jobs that are not in `ready`.
     pub behind: u32,
@@ -123,7 +121,6 @@ impl Queue {
             count,
             ready: Ordered::default(),
             delayed: Ordered::default(),
-            postponed: List::default(),
             buried: std::mem::take(&mut tube.buried),
             behind: 0,
             reserved: 0,
@@ -137,14 +134,13 @@ impl Queue {
                 tube.epoch = tube.epoch.wrapping_add(1);
                 flush.ready = std::mem::take(&mut tube.ready);
                 flush.delayed = std::mem::take(&mut tube.delayed);
-                flush.postponed = std::mem::take(&mut tube.postponed);
                 flush.behind = std::mem::take(&mut tube.behind);
                 flush.reserved = std::mem::take(&mut tube.reserved);
                 self.totals.urgent -= u64::from(std::mem::take(&mut tube.urgent));
             }
         }
         self.totals.ready -= flush.ready.len() as u64 + u64::from(flush.behind);
-        self.totals.delayed -= flush.delayed.len() as u64 + u64::from(flush.postponed.len());
+        self.totals.delayed -= flush.delayed.len() as u64;
         self.totals.reserved -= u64::from(flush.reserved);
         self.totals.buried -= u64::from(flush.buried.len());
         self.flushes.pending.push_back(flush);
@@ -205,7 +201,7 @@ impl Queue {
 
     fn free_flushed_jobs(&mut self, index: usize) -> bool {
         loop {
-            let Flush { tube, epoch, ready, delayed, postponed, buried, behind, decision, .. } =
+            let Flush { tube, epoch, ready, delayed, buried, behind, decision, .. } =
                 &mut self.flushes.pending[index];
             let (tube, epoch) = (*tube, *epoch);
             let decision = *decision;
@@ -214,13 +210,11 @@ impl Queue {
             }
             let jobs = &mut self.jobs;
             let job = ready.pop_any(jobs).or_else(|| delayed.pop_any(jobs));
-            let job = job.or_else(|| postponed.pop_front(jobs)).or_else(|| buried.pop_front(jobs));
-            match job.map(JobKey::from_number) {
+            match job.or_else(|| buried.pop_front(jobs)).map(JobKey::from_number) {
                 Some(job) => self.free_flushed_job(job, decision),
                 None if *behind > 0 => {
                     *behind -= 1;
-                    let (groups, first) = (&self.unique.groups, Groups::place(tube, epoch, 0));
-                    let job = groups.ready_from(first).next().map(|ready| ready.5);
+                    let job = self.flushed_behind(tube, epoch);
                     let job = job.expect("a job behind others is among those of its group");
                     self.free_flushed_job(job, decision);
                 }
@@ -293,7 +287,7 @@ impl Queue {
         flush.expect("a flushed job belongs to a flush").decision.decided_at
     }
 
-    /// Frees a job of this flush that is in no heap and no list.
+    /// Frees a job of this flush that is among no others any more.
     fn free_flushed_job(&mut self, key: JobKey, decision: Decision) {
         let mapped_before = self.mapped_bytes();
         self.forget_flushed(key);
@@ -312,18 +306,16 @@ impl Queue {
     pub(super) fn check_flushes(&self) {
         let mut stored = [0; 4];
         for flush in &self.flushes.pending {
-            let Flush { tube, ready, delayed, postponed, buried, reserved, .. } = flush;
+            let Flush { tube, ready, delayed, buried, reserved, .. } = flush;
             let check = |number| {
                 let job = &self.jobs[JobKey::from_number(number)];
                 assert!(self.is_flushed(job), "job {} in a flush is not flushed", job.id);
             };
             ready.check(&self.jobs, format_args!("the flushed ready jobs"), check);
             delayed.check(&self.jobs, format_args!("the flushed delayed jobs"), check);
-            postponed.check(&self.jobs, format_args!("the flushed postponed jobs"), check);
             buried.check(&self.jobs, format_args!("the flushed buried jobs"), check);
             let ready = ready.len() + flush.behind as usize;
             let lens = [ready, delayed.len(), buried.len() as usize, *reserved as usize];
-            stored[1] += postponed.len() as usize;
             stored = std::array::from_fn(|state| stored[state] + lens[state]);
             assert!(self.tubes.get(*tube).is_some(), "a flush is of {tube:?}, which is gone");
         }
@@ -331,7 +323,7 @@ impl Queue {
         for (_, job) in self.jobs.iter().filter(|(_, job)| self.is_flushed(job)) {
             let state = match job.state {
                 State::Ready { .. } => 0,
-                State::Delayed(_) | State::Postponed(_) => 1,
+                State::Delayed(_) => 1,
                 State::Buried(_) => 2,
                 State::Reserved { .. } => 3,
                 State::Detached => panic!("flushed job {} is detached", job.id),

@@ -5,7 +5,7 @@
 
 use super::body::Body;
 use super::counts::JobCounts;
-use crate::engine::collections::chains::{HashSlab, Hashed, mix_blocks};
+use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix, mix_blocks};
 use crate::engine::collections::heap::Entry;
 use crate::engine::collections::list::{Linked, Links};
 use crate::engine::collections::ordered::Ranked;
@@ -29,7 +29,7 @@ pub struct Job {
     /// How often the job was reserved, timed out, released, buried and kicked: see [`Queue::counts`](super::Queue::counts).
     pub counts: JobCounts,
     pub created_at: Nanos,
-    /// The end of the delay, while it is delayed or postponed; the end of the TTR while it is reserved, or
+    /// The end of the delay, while it is delayed; the end of the TTR while it is reserved, or
     /// [`Nanos::NEVER`] if the TTR has not begun; see [`Job::buried_epoch`].
     pub due: Nanos,
     pub state: State,
@@ -50,15 +50,12 @@ const _: () = assert!(size_of::<Option<Job>>() == 72, "a slot for a job has 72 b
 /// The state of a job, with its links or its index among the jobs of that state.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
-    /// In no heap and no list: between two states.
+    /// Among no others: between two states.
     Detached,
     /// Among the ready jobs of its tube.
     Ready(Links),
     /// Among the delayed jobs of its tube.
     Delayed(Links),
-    /// In the list of postponed jobs of its tube: there is no memory for its place among the others. For
-    /// clients it is delayed.
-    Postponed(Links),
     /// Among those that a connection holds. For a moment only in [`Queue::woken`](super::Queue::woken).
     Reserved(Holder),
     /// In the list of buried jobs of its tube.
@@ -193,7 +190,7 @@ impl State {
         match self {
             State::Ready(_) => JobState::Ready,
             State::Reserved(_) => JobState::Reserved,
-            State::Delayed(_) | State::Postponed(_) => JobState::Delayed,
+            State::Delayed(_) => JobState::Delayed,
             State::Buried(_) => JobState::Buried,
             State::Detached => unreachable!("between commands no job is detached"),
         }
@@ -275,14 +272,14 @@ impl Linked for Jobs {
     #[inline]
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
-            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
+            State::Ready(it) | State::Delayed(it) | State::Buried(it) => it,
             State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }
 
     fn links_mut(&mut self, key: u32) -> &mut Links {
         match &mut self[JobKey::from_number(key)].state {
-            State::Ready(it) | State::Delayed(it) | State::Postponed(it) | State::Buried(it) => it,
+            State::Ready(it) | State::Delayed(it) | State::Buried(it) => it,
             State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }
@@ -311,6 +308,11 @@ impl<R: OrderedBy> Ranked for TubeEntry<R> {
     fn follows(self, last: TubeEntry<R>, jobs: &Jobs) -> bool {
         let (rank, before) = (self.rank, last.rank);
         (rank == before || !R::IS_EQUAL_IN_RUNS) && last.precedes(self, jobs)
+    }
+
+    /// Clients do not know when a job was created to the nanosecond.
+    fn weight(key: u32, jobs: &Jobs) -> u32 {
+        low_half(mix(jobs[JobKey::from_number(key)].created_at.as_nanos() ^ mix(key.into())))
     }
 
     /// A heap moves many entries: writing the state costs less than reading it first.

@@ -240,7 +240,7 @@ impl Queue {
             || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.files.buried_at(key));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
-            State::Delayed(_) | State::Postponed(_) => (RecordState::Delayed, due()),
+            State::Delayed(_) => (RecordState::Delayed, due()),
             State::Reserved { .. } => (RecordState::Reserved, due()),
             State::Buried(_) => (RecordState::Buried, buried_at()),
             State::Detached => unreachable!("compaction runs between two transitions"),

@@ -15,10 +15,9 @@
 //!
 //! Delete also takes ready, delayed and buried jobs, and reserve-job reserves them.
 //!
-//! A job that comes back needs no memory that can be refused. Without memory for its place among the ready
-//! jobs it is postponed: it is in a list, delayed for clients, and is tried again within a second.
+//! A job that comes back needs no memory: the links of all its places are in the job.
 //!
-//! Every change of state has two steps: the job is detached from the heap or list of its state,
+//! Every change of state has two steps: the job is detached from the jobs of its state,
 //! then attached to that of the next state. The counts change in these steps and nowhere else. A
 //! job that becomes ready is given to the connection that has waited longest at its tube
 //! ([`waiters`]). Such a job is in [`Queue::woken`] until the loop delivers it. A rule gets the connection for
@@ -40,7 +39,8 @@
 //! | [`browse`] | selects jobs of a tube in the order of their ids |
 //! | [`flush`] | deletes all jobs of a tube at one moment |
 //! | [`unique`] | keys of jobs, so that no other job with the same key is put |
-//! | [`con`] | groups of jobs of which only a limited number may be reserved |
+//! | [`groups`] | groups of jobs of which only a limited number may be reserved |
+//! | [`con`] | which of their jobs can be reserved |
 //! | [`bury_after`] | buries jobs that come back too often |
 //! | [`outcomes`] | how long jobs wait and run, and how reservations end, for metrics |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
@@ -60,6 +60,7 @@ pub mod con;
 pub mod counts;
 pub mod due;
 pub mod flush;
+pub mod groups;
 pub mod job;
 pub mod listing;
 pub mod log;
@@ -90,7 +91,7 @@ use job::{Holder, Job, JobParams, Jobs, State, Target};
 use outcomes::End;
 use std::collections::TryReserveError;
 use std::num::NonZero;
-use tube::{Tube, Tubes};
+use tube::Tubes;
 use unique::{NewKey, UniqueKeys};
 use waiters::{WaitSeq, Watchers, Watches};
 
@@ -190,9 +191,6 @@ const URGENT_BELOW: u32 = 1024;
 
 /// Units of work to free a page of bodies together with its jobs.
 const WORK_PER_PAGE: usize = 32;
-
-/// The time until a job for which there was no memory is tried again.
-const RETRY_AFTER: Nanos = Nanos::from_secs(1);
 
 /// Units of work to move a job, and to reply to a connection that waited.
 const WORK_PER_MOVE: usize = 2;
@@ -383,7 +381,7 @@ impl Queue {
         match self.jobs[key].state {
             State::Reserved(_) => false,
             State::Ready(_) => !self.is_blocked(key),
-            State::Delayed(_) | State::Postponed(_) | State::Buried(_) | State::Detached => true,
+            State::Delayed(_) | State::Buried(_) | State::Detached => true,
         }
     }
 
@@ -475,8 +473,11 @@ impl Queue {
                 break;
             }
             let tube = &self.tubes[kick.tube];
-            let next =
-                if kick.takes_buried { tube.first_buried() } else { tube.next_to_kick(&self.jobs) };
+            let next = if kick.takes_buried {
+                tube.first_buried()
+            } else {
+                tube.first_delayed(&self.jobs)
+            };
             self.work.spend(1);
             match next.map(|job| self.kick_one(job)) {
                 Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
@@ -519,7 +520,7 @@ impl Queue {
     pub fn due(&self, job: &Job) -> Option<Nanos> {
         match job.state {
             State::Reserved(_) => Some(job.due).filter(|&deadline| deadline != Nanos::NEVER),
-            State::Delayed(_) | State::Postponed(_) => Some(job.due),
+            State::Delayed(_) => Some(job.due),
             State::Ready(_) | State::Buried(_) | State::Detached => None,
         }
     }
@@ -543,7 +544,7 @@ impl Queue {
         self.attach(key, target);
     }
 
-    /// Adds a detached job to the heap or list of its new state.
+    /// Adds a detached job to those of its new state.
     fn attach(&mut self, key: JobKey, target: Target) {
         match target {
             Target::Ready => self.make_ready(key),
@@ -555,7 +556,7 @@ impl Queue {
         }
     }
 
-    /// Removes a job from the heap or list of its state, if it is in one. A connection that holds it has
+    /// Removes a job from those of its state. A connection that holds it has
     /// given it up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube, pri, .. } = self.jobs[key];
@@ -573,10 +574,6 @@ impl Queue {
                 tube.delayed.remove(key.number(), &mut self.jobs);
                 self.totals.delayed -= 1;
             }
-            State::Postponed(_) => {
-                tube.postponed.remove(&mut self.jobs, key.number());
-                self.totals.delayed -= 1;
-            }
             State::Reserved(_) => {
                 tube.reserved -= 1;
                 self.totals.reserved -= 1;
@@ -591,14 +588,12 @@ impl Queue {
     }
 
     /// Makes a detached job ready, and reserves it for the connection that has waited longest, if one
-    /// waits for it. Postpones it if there is no memory.
+    /// waits for it.
     fn make_ready(&mut self, key: JobKey) {
         let job = &mut self.jobs[key];
         job.state = State::Ready(Links::LOOSE);
         let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
-        if !self.add_ready(key) {
-            return self.postpone(key, self.now);
-        }
+        self.add_ready(key);
         let tube = &mut self.tubes[tube_key];
         tube.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
@@ -632,54 +627,16 @@ impl Queue {
         true
     }
 
-    /// Delays a detached job until `due`. Postpones it if there is no memory.
+    /// Delays a detached job until `due`.
     fn make_delayed(&mut self, key: JobKey, due: Nanos) {
         let job = &mut self.jobs[key];
         job.due = due;
         job.state = State::Delayed(Links::LOOSE);
         let tube_key = job.tube;
-        let tube = &mut self.tubes[tube_key];
-        if !tube.delayed.insert(key.number(), tube.postponed.is_empty(), &mut self.jobs) {
-            return self.postpone(key, due);
-        }
+        self.tubes[tube_key].delayed.insert(key.number(), &mut self.jobs);
         self.tube_timers.set_no_later_than(tube_key, due);
         self.totals.delayed += 1;
         self.offer_parked();
-    }
-
-    /// Appends a detached job to the postponed jobs of its tube. It is ready from `due` on, but at the
-    /// earliest when there is memory again.
-    fn postpone(&mut self, key: JobKey, due: Nanos) {
-        let job = &mut self.jobs[key];
-        job.due = due;
-        job.state = State::Postponed(Links::LOOSE);
-        let tube = job.tube;
-        self.tubes[tube].postponed.push_back(&mut self.jobs, key.number());
-        self.tube_timers.set_no_later_than(tube, self.now + RETRY_AFTER);
-        self.totals.delayed += 1;
-    }
-
-    /// Moves postponed jobs of a tube to their places, each at most once. One that finds no room comes behind
-    /// the others, which may need none. Returns whether one has found no room.
-    fn retry_postponed(&mut self, tube: TubeKey) -> bool {
-        let (mut may_grow, mut is_refused) = (true, false);
-        for _ in 0..self.tubes[tube].postponed.len() {
-            if !self.work.is_left() {
-                break;
-            }
-            let Tube { ready, delayed, postponed, .. } = &mut self.tubes[tube];
-            let Some(key) = postponed.front().map(JobKey::from_number) else { break };
-            may_grow =
-                may_grow && ready.try_reserve_one().is_ok() && delayed.try_reserve_one().is_ok();
-            self.work.spend(WORK_PER_MOVE);
-            self.detach(key);
-            match self.jobs[key].due {
-                due if due > self.now => self.make_delayed(key, due),
-                _ => self.make_ready(key),
-            }
-            is_refused |= matches!(self.jobs[key].state, State::Postponed(_));
-        }
-        is_refused
     }
 
     /// Reserves a job that no connection holds.
@@ -691,8 +648,8 @@ impl Queue {
 
     /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].
     fn assign(&mut self, key: JobKey, by: ConnKey) {
-        self.take_slot(key);
         self.detach(key);
+        self.take_slot(key);
         self.count_wait(key);
         self.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];

@@ -27,8 +27,6 @@ pub struct Tube {
     pub name: Box<str>,
     pub ready: Ordered<ReadyEntry>,
     pub delayed: Ordered<DelayedEntry>,
-    /// The jobs for which `ready` or `delayed` could not grow. They are tried again within a second.
-    pub postponed: List,
     /// The number of ready jobs that are not in `ready`, because others of their group come first.
     pub behind: u32,
     pub buried: List,
@@ -128,13 +126,7 @@ impl Tube {
 
     /// Returns the delayed job that is due first.
     pub fn first_delayed(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.postponed.front().or_else(|| self.delayed.first(jobs)).map(JobKey::from_number)
-    }
-
-    /// Returns the delayed job that a kick takes next. A postponed one comes last: it may be postponed again,
-    /// and is kicked once.
-    pub fn next_to_kick(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.delayed.first(jobs).or_else(|| self.postponed.front()).map(JobKey::from_number)
+        self.delayed.first(jobs).map(JobKey::from_number)
     }
 
     /// Returns the number of ready jobs.
@@ -144,7 +136,7 @@ impl Tube {
 
     /// Returns the number of jobs that are delayed for clients.
     pub fn delayed_count(&self) -> usize {
-        self.delayed.len() + self.postponed.len() as usize
+        self.delayed.len()
     }
 
     /// Returns the job that was buried first.

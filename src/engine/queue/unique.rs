@@ -20,8 +20,8 @@
 //! moment, and all other timers would wait for them. A job without a key takes nothing.
 
 use super::Queue;
-use super::con::{Groups, Member};
 use super::flush::Decision;
+use super::groups::Groups;
 use super::job::{Job, JobState};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
@@ -339,7 +339,7 @@ impl UniqueKeys {
     pub fn record_of(&self, job: &Job) -> Option<KeyRecord> {
         let KeyOfJob { digest, ttl_secs, member, .. } = &self.of_jobs[job.unique()?];
         let (id, secret) = (job.id, self.secret);
-        let con = self.groups.member(*member).map(|member| member.con);
+        let con = member.in_group().map(|member| self.groups.member(member).con);
         let (digest, ttl_secs) = (*digest, *ttl_secs);
         Some(KeyRecord { id, digest, secret, ttl_secs, kept_until: None, con })
     }
@@ -357,19 +357,15 @@ impl UniqueKeys {
     }
 
     fn take_of_job(&mut self, key: UniqueKey) -> KeyOfJob {
+        self.member_of(key).into_iter().for_each(|member| self.groups.leave(member));
         let of_job = self.of_jobs.remove(key);
         self.without_key -= usize::from(of_job.digest.is_none());
-        self.groups.leave(of_job.member);
         of_job
     }
 
-    /// Returns a job in its group, if it has one.
-    pub(super) fn member(&self, key: UniqueKey) -> Option<&Member> {
-        self.groups.member(self.of_jobs[key].member)
-    }
-
-    pub(super) fn member_mut(&mut self, key: UniqueKey) -> Option<&mut Member> {
-        self.groups.member_mut(self.of_jobs[key].member)
+    /// Returns the key of a job in its group, if it has one.
+    pub(super) fn member_of(&self, key: UniqueKey) -> Option<MemberKey> {
+        self.of_jobs[key].member.in_group()
     }
 
     fn find_kept(&self, digest: Digest) -> Option<KeptKey> {
@@ -402,7 +398,7 @@ impl UniqueKeys {
     pub fn add_of_job(&mut self, new: NewKey, job: JobKey) -> UniqueKey {
         let NewKey { digest, ttl_secs, con } = new;
         self.without_key += usize::from(digest.is_none());
-        let member = con.map_or(MemberKey::NONE, |con| self.groups.join(con));
+        let member = con.map_or(MemberKey::NONE, |con| self.groups.join(con, job));
         self.of_jobs.insert(KeyOfJob { digest, job, ttl_secs, member, next: Cell::default() })
     }
 
