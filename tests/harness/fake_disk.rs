@@ -654,12 +654,10 @@ impl State {
         self.sync = Some(sync);
         let Some(remote) = &mut self.remote else { return };
         remote.handed_over = last;
-        if let Some(random) = &mut remote.eager
-            && random.bool()
-        {
-            let count = random.usize(..=waiting);
-            self.acknowledge(count);
-        }
+        let eager = remote.eager.as_mut().map(|random| (random.bool(), random.usize(..=waiting)));
+        let count = eager.map_or(0, |(is_now, count)| if is_now { count } else { 0 });
+        // Without a change that waits, the sync has ended.
+        self.acknowledge(count);
     }
 
     /// Returns the number of changes that are handed over and not stored.

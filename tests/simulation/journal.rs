@@ -377,8 +377,8 @@ impl FoundJob {
     }
 
     fn is(&self, job: &Job, restarted_at: u64) -> bool {
-        let value = |key| number(&self.text, key);
-        let expected = job.at(restarted_at).document(self.at, value("file"), || value("age"));
+        let value = |key: &str| number(&self.text, key);
+        let expected = job.at(restarted_at).document(self.at, value("file"), value);
         self.text == expected && *self.body == *job.body
     }
 }
@@ -394,7 +394,7 @@ impl fmt::Display for Listed<'_> {
         let omitted = versions.len().saturating_sub(VERSIONS_LISTED);
         write!(f, " one of, behind {omitted} older versions:")?;
         for version in &versions[omitted..] {
-            let shown = version.job.as_ref().map(|job| job.at(at).document(at, 0, || 0));
+            let shown = version.job.as_ref().map(|job| job.at(at).document(at, 0, |_| 0));
             let shown = shown.unwrap_or_else(|| "no job".to_owned()).replace('\n', ", ");
             write!(f, "\n    {shown}{}", if version.is_logged { ", logged" } else { "" })?;
         }

@@ -67,7 +67,7 @@ impl Model {
         let tube = page.tube();
         self.find_tube(tube)?;
         let is_asked_for = |job: &&Job| {
-            let (state, _) = job.shown_state(now);
+            let (state, _) = job.shown_state(now, || 0);
             *job.tube == *tube && job.id > page.after && ["any", state].contains(&page.state)
         };
         let mut ids: Vec<u64> = self.jobs.iter().filter(is_asked_for).map(|job| job.id).collect();

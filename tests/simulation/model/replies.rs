@@ -60,7 +60,7 @@ impl Model {
         let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
         let file = if self.has_binlog { call.seen_value("file") } else { 0 };
-        let text = job.document(call.now, file, || call.seen_value("age"));
+        let text = job.document(call.now, file, |key| call.seen_value(key));
         self.reply_document(call, &text);
     }
 
@@ -68,7 +68,8 @@ impl Model {
         let mut text = format!("---\nnext: {next}\n");
         text += if ids.is_empty() { "jobs: []\n" } else { "jobs:\n" };
         for job in ids.iter().filter_map(|id| self.find(*id)) {
-            let (state, time_left) = job.shown_state(call.now);
+            let shown_left = || call.seen_in_list(job.id, "time-left");
+            let (state, time_left) = job.shown_state(call.now, shown_left);
             let Job { id, pri, delay, ttr, .. } = job;
             let age = shown_age(job, call.now, || call.seen_in_list(*id, "age"));
             let holder = match job.state {
@@ -246,10 +247,10 @@ impl Model {
 }
 
 impl Job {
-    /// Returns the document of `stats-job`. The server may show its age where it is open.
-    pub fn document(&self, now: u64, file: u64, shown: impl FnOnce() -> u64) -> String {
-        let (state, time_left) = self.shown_state(now);
-        let age = shown_age(self, now, shown);
+    /// Returns the document of `stats-job`. The server may have `shown` another number where it is open.
+    pub fn document(&self, now: u64, file: u64, shown: impl Fn(&str) -> u64) -> String {
+        let (state, time_left) = self.shown_state(now, || shown("time-left"));
+        let age = shown_age(self, now, || shown("age"));
         let Job { id, tube, pri, delay, ttr, .. } = self;
         let Counts { reserves, timeouts, releases, buries, kicks } = self.counts;
         format!(
@@ -260,9 +261,15 @@ impl Job {
         )
     }
 
-    /// Returns the state and the seconds left, as `stats-job` shows them.
-    pub(super) fn shown_state(&self, now: u64) -> (&'static str, u64) {
-        let left = |at: u64| at.saturating_sub(now) / SECOND;
+    /// Returns the state and the seconds left, as `stats-job` shows them. What begins between two commands, as a
+    /// reservation when another client closes, may begin a little later than in the model.
+    pub(super) fn shown_state(&self, now: u64, shows: impl FnOnce() -> u64) -> (&'static str, u64) {
+        let left = |at: u64| {
+            let left = at.saturating_sub(now);
+            let secs = left / SECOND;
+            let may_be_more = left % SECOND + MAX_LATER_NS >= SECOND;
+            if may_be_more && shows() == secs + 1 { secs + 1 } else { secs }
+        };
         match self.state {
             State::Ready => ("ready", 0),
             State::Delayed { due } => ("delayed", left(due)),
