@@ -636,6 +636,16 @@ mod tests {
         assert_eq!(error, "--body-cache needs -b DIR: bodies cannot be read back from etcd");
     }
 
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn the_quota_of_etcd_is_its_default_if_it_is_0() {
+        for (quota, expected) in [("0", 2 << 30), ("8G", 8 << 30)] {
+            let etcd = options(&["-b", "etcd://a/b", "--etcd-quota", quota]).binlog;
+            let Some(BinlogPlace::Etcd(etcd)) = etcd else { panic!("{etcd:?} is not in etcd") };
+            assert_eq!(etcd.quota, expected);
+        }
+    }
+
     #[test]
     fn flags_for_etcd_are_in_the_help_of_its_feature() {
         let (with, without) = (usage(true), usage(false));

@@ -55,7 +55,8 @@ pub fn etcd_options(url: &str, flags: &Flags) -> Result<EtcdOptions, String> {
                 number(text).filter(|secs| (2..=60).contains(secs))
             })?
             .unwrap_or(DEFAULT_LEASE_TTL_SECS),
-        quota: flags.size("etcd-quota")?.unwrap_or(DEFAULT_QUOTA),
+        // Like etcd, which takes 0 for its default.
+        quota: flags.size("etcd-quota")?.filter(|&quota| quota > 0).unwrap_or(DEFAULT_QUOTA),
     })
 }
 
