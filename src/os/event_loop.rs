@@ -50,8 +50,6 @@ pub struct EventLoop {
     measurements: Measurements,
     /// When this iteration began.
     iteration_at: Nanos,
-    /// When something is due for the server.
-    due: Nanos,
     /// The membership in a cluster, if there is one. No reply may leave without its leave.
     membership: Option<Membership>,
 }
@@ -79,15 +77,14 @@ impl EventLoop {
         let acceptor =
             Acceptor::new("connections", listeners, max_connections, registry, FIRST_LISTENER)?;
         let (measurements, iteration_at) = (Measurements::default(), poller.now);
-        let due = Nanos::NEVER;
-        Ok(EventLoop { poller, server, acceptor, measurements, iteration_at, due, membership })
+        Ok(EventLoop { poller, server, acceptor, measurements, iteration_at, membership })
     }
 
     /// Serves until a signal stops the server. Returns that signal.
     pub fn run(mut self) -> Result<Stop, Failure> {
         loop {
             self.monitor();
-            self.wait().map_err(cannot_wait)?;
+            let due = self.wait().map_err(cannot_wait)?;
             if let Some(stop) = self.poller.stop {
                 self.poller.notifier.stopping();
                 self.server.stop(self.poller.now).map_err(cannot_write)?;
@@ -97,27 +94,21 @@ impl EventLoop {
             if self.server.has_binlog() {
                 self.server.set_clock_offset(clock::offset(self.poller.now));
             }
-            self.server.begin(self.poller.now, self.due);
+            self.server.begin(self.poller.now, due);
             // The first visit takes the time at which the wait has ended, unless more was done since.
-            let waited_until = Some(self.poller.now).filter(|&now| now < self.due);
+            let waited_until = Some(self.poller.now).filter(|&now| now < due);
             let (clock, waited_until) = (self.poller.clock, Cell::new(waited_until));
             let now = || waited_until.take().unwrap_or_else(|| clock.now());
             while self.server.visit_next(now).is_some() {}
             self.poller.now = self.server.clock();
             self.server.commit(self.poller.now).map_err(cannot_write)?;
-            self.server.flush(may_send(self.membership.as_ref()));
-            self.check_membership()?;
+            self.server.flush(|| check(self.membership.as_ref()).is_ok());
+            check(self.membership.as_ref())?;
             if self.server.take_has_closed() {
                 self.acceptor.on_close();
             }
             self.accept();
         }
-    }
-
-    /// Fails if another server of the cluster may lead.
-    fn check_membership(&self) -> Result<(), Failure> {
-        let Some(membership) = &self.membership else { return Ok(()) };
-        membership.check()
     }
 
     /// Waits until the cluster has acknowledged all changes, and sends the replies that have waited.
@@ -134,15 +125,15 @@ impl EventLoop {
             }
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
             self.server.sync_rest();
-            self.check_membership()?;
+            check(self.membership.as_ref())?;
         }
         let began_at = self.poller.read_clock();
-        self.server.flush(may_send(self.membership.as_ref()));
+        self.server.flush(|| check(self.membership.as_ref()).is_ok());
         while self.server.has_replies() && self.poller.now.since(began_at) < LAST_REPLIES_TIMEOUT {
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
-            self.server.flush_ready(may_send(self.membership.as_ref()));
+            self.server.flush_ready(|| check(self.membership.as_ref()).is_ok());
         }
-        self.check_membership()
+        check(self.membership.as_ref())
     }
 
     // ---- Monitoring and waiting ----
@@ -164,9 +155,10 @@ impl EventLoop {
         measurements.iterations.count(poller.now.since(self.iteration_at));
     }
 
-    fn wait(&mut self) -> io::Result<()> {
-        self.due = self.server.next_due();
-        let mut next = self.due.min(self.acceptor.next_due()).min(self.poller.next_due());
+    /// Waits for events, and until something is due. Returns when something is due for the server.
+    fn wait(&mut self) -> io::Result<Nanos> {
+        let due = self.server.next_due();
+        let mut next = due.min(self.acceptor.next_due()).min(self.poller.next_due());
         // There is no event when etcd does not acknowledge changes for some time.
         if self.membership.is_some() && !self.server.is_acknowledged() {
             next = next.min(self.poller.now + LOOK_INTERVAL);
@@ -175,7 +167,7 @@ impl EventLoop {
             next = Nanos::ZERO;
         }
         let timeout = self.poller.timeout(next);
-        self.wait_for(timeout)
+        self.wait_for(timeout).map(|()| due)
     }
 
     fn wait_for(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -242,9 +234,9 @@ fn readiness(event: &Event) -> Readiness {
     }
 }
 
-/// Returns whether replies may be sent: no other server of the cluster leads.
-fn may_send(membership: Option<&Membership>) -> impl Fn() -> bool {
-    move || membership.is_none_or(|membership| membership.check().is_ok())
+/// Fails if another server of the cluster may lead: no reply may be sent then.
+fn check(membership: Option<&Membership>) -> Result<(), Failure> {
+    membership.map_or(Ok(()), Membership::check)
 }
 
 fn cannot_write(failure: BinlogError) -> Failure {
