@@ -39,7 +39,6 @@ use log::{info, warn};
 use socket2::Socket;
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 /// The exit codes of a user database that cannot be read, of a user that it lacks, and of a user that this
@@ -252,9 +251,7 @@ fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
     };
     let metrics = if options.metrics.is_some() { DESCRIPTORS_FOR_METRICS } else { 0 };
     let needed = LEAST_DESCRIPTORS + binlog + metrics;
-    let standard_error = io::stderr();
-    let free = std::iter::from_fn(|| standard_error.as_fd().try_clone_to_owned().ok());
-    let free = free.take(needed).collect::<Vec<OwnedFd>>().len();
+    let free = files::spare_descriptors().take(needed).collect::<Vec<_>>().len();
     if free == needed {
         return Ok(());
     }

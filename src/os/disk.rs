@@ -13,6 +13,7 @@ use crate::engine::headroom::{self, Headroom};
 use mio::Waker;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub struct Directory {
     unlinked: Vec<(Arc<File>, u64)>,
     /// Descriptors that are closed when a file is opened, so that opening never fails because clients
     /// have all descriptors.
-    reserved_fds: Vec<File>,
+    reserved_fds: Vec<OwnedFd>,
     sync_times: Histogram,
     /// The sync that has ended, if no thread has done it.
     synced: Option<FinishedSync>,
@@ -158,12 +159,9 @@ impl Directory {
         let is_threaded = self.threads.is_some();
         let read = self.files.iter().filter(|it| !it.is_written).count();
         let for_threads = if is_threaded { FDS_OF_THREADS - read } else { 0 };
-        while self.lock.is_some() && self.reserved_fds.len() < RESERVED_FDS + for_threads {
-            match self.home.file.try_clone() {
-                Ok(descriptor) => self.reserved_fds.push(descriptor),
-                Err(_) => return,
-            }
-        }
+        let wanted = if self.lock.is_some() { RESERVED_FDS + for_threads } else { 0 };
+        let missing = wanted.saturating_sub(self.reserved_fds.len());
+        self.reserved_fds.extend(files::spare_descriptors().take(missing));
     }
 
     /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`], which wake the event loop when a read

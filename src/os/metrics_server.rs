@@ -7,6 +7,7 @@
 
 use super::acceptor::Acceptor;
 use super::poller::FIRST_OTHER;
+use super::sys::files;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 use crate::engine::time::Nanos;
 use log::trace;
@@ -16,7 +17,7 @@ use mio::{Interest, Registry, Token};
 use socket2::Socket;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Listening sockets and HTTP connections.
 #[derive(Debug)]
@@ -128,12 +129,8 @@ impl MetricsServer {
 
     /// Takes descriptors until there are [`RESERVED_FDS`], counting those of connections.
     fn reserve_fds(&mut self) {
-        while self.reserved_fds.len() + self.conns.len() < RESERVED_FDS {
-            match io::stderr().as_fd().try_clone_to_owned() {
-                Ok(descriptor) => self.reserved_fds.push(descriptor),
-                Err(_) => return,
-            }
-        }
+        let missing = RESERVED_FDS.saturating_sub(self.reserved_fds.len() + self.conns.len());
+        self.reserved_fds.extend(files::spare_descriptors().take(missing));
     }
 
     // ---- Accepting ----

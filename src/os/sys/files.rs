@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZero;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Locks the whole file for as long as this process has it open. Returns `false` if another process
 /// holds the lock. C beanstalkd takes the same lock, so the two exclude each other.
@@ -81,6 +81,11 @@ pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     let made = make();
     rustix::process::umask(before);
     made
+}
+
+/// Returns descriptors to be kept in reserve, until none is left: copies of standard error.
+pub fn spare_descriptors() -> impl Iterator<Item = OwnedFd> {
+    std::iter::from_fn(|| io::stderr().as_fd().try_clone_to_owned().ok())
 }
 
 /// Raises the soft limit of open files to the hard limit, and returns it.
