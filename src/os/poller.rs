@@ -16,7 +16,7 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 /// The poll, and what is served by it in every state of the server.
@@ -55,8 +55,9 @@ impl Poller {
     /// Starts the clock. At most `capacity` events are taken at once.
     pub fn new(signals: Signals, capacity: usize) -> io::Result<Poller> {
         let (poll, alarm, clock) = (Poll::new()?, Alarm::new()?, Clock::start());
-        for (descriptor, token) in [(signals.as_raw_fd(), SIGNALS), (alarm.as_raw_fd(), ALARM)] {
-            poll.registry().register(&mut SourceFd(&descriptor), token, Interest::READABLE)?;
+        for (descriptor, token) in [(signals.as_fd(), SIGNALS), (alarm.as_fd(), ALARM)] {
+            let mut source = SourceFd(&descriptor.as_raw_fd());
+            poll.registry().register(&mut source, token, Interest::READABLE)?;
         }
         Ok(Poller {
             poll,

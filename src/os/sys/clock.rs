@@ -7,7 +7,7 @@ use rustix::time::{
 };
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A clock that shows the time of day at the start plus the time that has passed since. Its times
 /// compare across restarts, and setting the system's clock does not change it.
@@ -75,9 +75,9 @@ impl Alarm {
     }
 }
 
-impl AsRawFd for Alarm {
-    fn as_raw_fd(&self) -> RawFd {
-        self.timer.as_raw_fd()
+impl AsFd for Alarm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::check;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// The meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,12 +85,6 @@ fn is_ignored(signal: libc::c_int) -> bool {
         action.assume_init()
     };
     action.sa_sigaction == libc::SIG_IGN
-}
-
-impl AsRawFd for Signals {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
 }
 
 impl AsFd for Signals {
