@@ -205,20 +205,7 @@ fn recover(
     disk: Box<dyn Disk>,
     syncing: Syncing,
 ) -> Result<(), Failure> {
-    let failed = |error: BinlogError| {
-        let remedy = match error.step {
-            Step::Read if error.is_newer() => {
-                "; start the newer server that wrote it, or move the files away"
-            }
-            Step::Read if error.kind == io::ErrorKind::OutOfMemory => "",
-            Step::Read => "; make it readable, or move it away to start without its jobs",
-            Step::Begin => {
-                error.os_error.map_or("", |code| remedy(&io::Error::from_raw_os_error(code)))
-            }
-            Step::Write | Step::Output => "",
-        };
-        Failure::new(exit_code_of_replay(&error), format!("-b {place}: {error}{remedy}"))
-    };
+    let failed = |error| failure_of_replay(place, &error);
     let begun_at = poller.read_clock();
     let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
     while let Some(file) = replay.next_file() {
@@ -280,14 +267,22 @@ fn check_sockets(
     Err(Failure::new(EXIT_USAGE, format!("-b {}: {why}", etcd.url)))
 }
 
-/// Returns the exit code: another one if the disk itself fails, unlike a lack of space or permission.
-fn exit_code_of_replay(error: &BinlogError) -> u8 {
-    match error.step {
-        Step::Write => EXIT_DISK,
-        Step::Begin if error.os_error == Some(libc::EIO) => EXIT_DISK,
-        Step::Read if error.is_newer() => EXIT_REFUSED,
-        Step::Read | Step::Begin | Step::Output => 1,
-    }
+/// Returns the failure to recover the jobs. It has an exit code of its own if the disk itself fails, unlike a
+/// lack of space or permission.
+fn failure_of_replay(place: &dyn Display, error: &BinlogError) -> Failure {
+    let os_error = error.os_error.map(io::Error::from_raw_os_error);
+    let (exit_code, remedy) = match error.step {
+        Step::Read if error.is_newer() => {
+            (EXIT_REFUSED, "; start the newer server that wrote it, or move the files away")
+        }
+        Step::Read if error.kind == io::ErrorKind::OutOfMemory => (1, ""),
+        Step::Read => (1, "; make it readable, or move it away to start without its jobs"),
+        Step::Begin if error.os_error == Some(libc::EIO) => (EXIT_DISK, ""),
+        Step::Begin => (1, os_error.as_ref().map_or("", remedy)),
+        Step::Write => (EXIT_DISK, ""),
+        Step::Output => (1, ""),
+    };
+    Failure::new(exit_code, format!("-b {place}: {error}{remedy}"))
 }
 
 fn log_listeners(what: &str, listeners: &[Socket]) {
@@ -365,7 +360,7 @@ mod tests {
             (Step::Begin, os_error(libc::EIO), 74),
         ] {
             let failure = BinlogError::new(step, "tried", error);
-            assert_eq!(exit_code_of_replay(&failure), code, "{failure}");
+            assert_eq!(failure_of_replay(&"jobs", &failure).exit_code, code, "{failure}");
         }
     }
 }
