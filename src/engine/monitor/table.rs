@@ -150,20 +150,13 @@ impl Out<'_> {
     /// Writes values with their names: entries of a list, a part of a line, or members of an object.
     pub fn values<R>(&mut self, columns: &[Column<R>], row: &R) {
         for (index, (key, title, value)) in columns.iter().enumerate() {
-            let (value, is_first) = (value(row), index == 0);
-            match self.format {
-                MediaType::Html => {
-                    self.push(format_args!("<div><dt>{title}<dd>{value}</div>\n"));
-                }
-                MediaType::Text => {
-                    let separator = if is_first { "" } else { ", " };
-                    self.push(format_args!("{separator}{title} {value}"));
-                }
-                MediaType::Json => {
-                    let separator = if is_first { "" } else { "," };
-                    self.push(format_args!("{separator}\"{key}\":{}", JsonNumber(value)));
-                }
-            }
+            let value = value(row);
+            let [comma, gap] = if index == 0 { ["", ""] } else { [",", " "] };
+            self.each(
+                format_args!("<div><dt>{title}<dd>{value}</div>\n"),
+                format_args!("{comma}{gap}{title} {value}"),
+                format_args!("{comma}\"{key}\":{}", JsonNumber(value)),
+            );
         }
     }
 
