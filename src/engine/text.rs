@@ -164,17 +164,14 @@ pub struct JsonText<'t>(pub &'t str);
 
 impl fmt::Display for JsonText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for char in self.0.chars() {
-            match char {
-                '"' | '\\' => write!(f, "\\{char}")?,
-                '\n' => f.write_str("\\n")?,
-                '\r' => f.write_str("\\r")?,
-                '\t' => f.write_str("\\t")?,
-                _ if is_unprintable(char) => write!(f, "\\u{:04x}", u32::from(char))?,
-                _ => f.write_char(char)?,
-            }
-        }
-        Ok(())
+        self.0.chars().try_for_each(|char| match char {
+            '"' | '\\' => write!(f, "\\{char}"),
+            '\n' => f.write_str("\\n"),
+            '\r' => f.write_str("\\r"),
+            '\t' => f.write_str("\\t"),
+            _ if is_unprintable(char) => write!(f, "\\u{:04x}", u32::from(char)),
+            _ => f.write_char(char),
+        })
     }
 }
 

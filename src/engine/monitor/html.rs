@@ -9,7 +9,7 @@ use super::measurements::{INTERVAL, Point, SAMPLES};
 use super::table::{Column, Out, Rate, Value};
 use crate::engine::protocol::stats::{self, ProcessInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write};
 use std::ops::Range;
 
 /// The style of the page.
@@ -36,19 +36,14 @@ pub struct Escaped<'t>(pub &'t str);
 
 impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.0;
-        while let Some(index) = rest.find(['&', '<', '>', '"', '\'']) {
-            f.write_str(&rest[..index])?;
-            f.write_str(match rest.as_bytes()[index] {
-                b'&' => "&amp;",
-                b'<' => "&lt;",
-                b'>' => "&gt;",
-                b'"' => "&quot;",
-                _ => "&#39;",
-            })?;
-            rest = &rest[index + 1..];
-        }
-        f.write_str(rest)
+        self.0.chars().try_for_each(|char| match char {
+            '&' => f.write_str("&amp;"),
+            '<' => f.write_str("&lt;"),
+            '>' => f.write_str("&gt;"),
+            '"' => f.write_str("&quot;"),
+            '\'' => f.write_str("&#39;"),
+            _ => f.write_char(char),
+        })
     }
 }
 

@@ -410,14 +410,11 @@ struct Label<'a>(&'a str);
 
 impl Display for Label<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for char in self.0.chars() {
-            match char {
-                '"' | '\\' => write!(f, "\\{char}")?,
-                '\n' => f.write_str("\\n")?,
-                _ => f.write_char(char)?,
-            }
-        }
-        Ok(())
+        self.0.chars().try_for_each(|char| match char {
+            '"' | '\\' => write!(f, "\\{char}"),
+            '\n' => f.write_str("\\n"),
+            _ => f.write_char(char),
+        })
     }
 }
 
