@@ -93,22 +93,13 @@ pub fn write_end(out: &mut Out<'_>) {
     out.push(format_args!("<script>{SCRIPT}</script>\n"));
 }
 
-/// Writes a link to the page of a tube, or only its label without a `path`. Browsers remove the parts `.` and
-/// `..` from a path, so the pages of these tubes have no link either.
-pub fn write_tube_link(
-    path: Option<&str>,
-    name: &str,
-    fragment: &str,
-    label: impl Display,
-    out: &mut Out<'_>,
-) {
-    match path.filter(|_| ![".", ".."].contains(&name)) {
-        None => out.push(format_args!("{label}")),
-        Some(path) => {
-            let link = percent_encoded(name);
-            out.push(format_args!("<a href=\"{path}{link}{fragment}\">{label}</a>"));
-        }
-    }
+/// Displays a link to the page of a tube, to which `path` leads. Browsers remove the parts `.` and `..` from a
+/// path, so only the label is displayed for tubes with these names.
+pub fn tube_link(path: &str, name: &str, fragment: &str, label: impl Display) -> impl Display {
+    fmt::from_fn(move |f| match name {
+        "." | ".." => write!(f, "{label}"),
+        _ => write!(f, "<a href=\"{path}{}{fragment}\">{label}</a>", percent_encoded(name)),
+    })
 }
 
 // ---- Plots ----

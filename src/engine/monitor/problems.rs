@@ -1,7 +1,7 @@
 //! The problems that the pages show, the worst first, in the three formats. The rules are in
 //! [`crate::attention`]; their facts come from here.
 
-use super::html::{Escaped, write_tube_link};
+use super::html::{Escaped, tube_link};
 use super::http::MediaType;
 use super::http_conn::View;
 use super::table::{Out, Value};
@@ -103,29 +103,27 @@ impl Problems {
             }
             shown += 1;
             let level = level.name();
-            let name = if tube.is_empty() { "server" } else { tube };
-            match out.format {
-                MediaType::Html => {
-                    out.push(format_args!("<li class={level}><b>{level}</b> "));
-                    let path = if tube.is_empty() { None } else { Some(path) };
-                    write_tube_link(path, name, "", Escaped(name), out);
-                    let (text, remedy) = (Escaped(text), Escaped(remedy));
-                    out.push(format_args!(" <span>{text}</span> <code>{remedy}</code>\n"));
+            let (name, link, json) = match &**tube {
+                "" => ("server", "server".to_owned(), "null".to_owned()),
+                tube => {
+                    let link = tube_link(path, tube, "", Escaped(tube)).to_string();
+                    (tube, link, format!("\"{}\"", JsonText(tube)))
                 }
-                MediaType::Text => {
-                    out.push(format_args!("{level:8}  {name:names$}  {text:texts$}  {remedy}\n"));
-                }
-                MediaType::Json => {
-                    let quote = if tube.is_empty() { "" } else { "\"" };
-                    let tube = JsonText(if tube.is_empty() { "null" } else { tube });
-                    let (text, remedy, separator) =
-                        (JsonText(text), JsonText(remedy), out.separator());
-                    out.push(format_args!(
-                        "{separator}{{\"level\":\"{level}\",\"rule\":\"{rule}\",\"tube\":{quote}{tube}{quote},\
-                         \"text\":\"{text}\",\"remedy\":\"{remedy}\"}}"
-                    ));
-                }
-            }
+            };
+            out.each(
+                format_args!(
+                    "<li class={level}><b>{level}</b> {link} <span>{}</span> <code>{}</code>\n",
+                    Escaped(text),
+                    Escaped(remedy)
+                ),
+                format_args!("{level:8}  {name:names$}  {text:texts$}  {remedy}\n"),
+                format_args!(
+                    "{}{{\"level\":\"{level}\",\"rule\":\"{rule}\",\"tube\":{json},\"text\":\"{}\",\"remedy\":\"{}\"}}",
+                    out.separator(),
+                    JsonText(text),
+                    JsonText(remedy)
+                ),
+            );
         }
         if self.count > shown {
             let more = Value::Count(self.count - shown);

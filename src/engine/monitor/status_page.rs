@@ -4,7 +4,7 @@
 //! All tubes are scanned, and the first 100 in the chosen order are shown. The HTML page has at most 50,000
 //! bytes for any number of tubes and any length of their names.
 
-use super::html::{self, Escaped, percent_encoded, write_tube_link};
+use super::html::{self, Escaped, percent_encoded, tube_link};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
@@ -292,8 +292,8 @@ fn label(row: &TubeStats) -> String {
 }
 
 fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, out: &mut Out<'_>) {
-    out.text.push_str("<tr><th scope=row>");
-    write_tube_link(Some("tube/"), &row.name, "", Escaped(&row.name), out);
+    let link = tube_link("tube/", &row.name, "", Escaped(&row.name));
+    out.push(format_args!("<tr><th scope=row>{link}"));
     if row.facts.pause_left > Nanos::ZERO {
         let left = Value::Span(row.facts.pause_left);
         out.push(format_args!(" <small>paused {left}</small>"));
@@ -301,9 +301,9 @@ fn write_html_row(columns: &[Column<TubeStats>], row: &TubeStats, out: &mut Out<
     for column in columns {
         match column.0 == tube_scan::OLDEST.0 && row.facts.ready > 0 {
             true => {
-                out.text.push_str("<td>");
                 let oldest = Value::Span(row.facts.oldest);
-                write_tube_link(Some("tube/"), &row.name, "#oldest", oldest, out);
+                let link = tube_link("tube/", &row.name, "#oldest", oldest);
+                out.push(format_args!("<td>{link}"));
             }
             false => out.cells(&[*column], row),
         }
