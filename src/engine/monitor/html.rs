@@ -53,18 +53,19 @@ pub fn percent_encoded(text: &str) -> impl Display {
     utf8_percent_encode(text, &ENCODED)
 }
 
-/// Writes the page up to its first heading. `subject` is a tube, or the server if empty.
+/// Writes the page up to its first heading, in HTML. `subject` is a tube, or the server if empty.
 pub fn write_head(subject: &str, view: &View<'_>, out: &mut Out<'_>) {
     let host = Escaped(&view.server.process.hostname);
     let (subject, separator) = (Escaped(subject), if subject.is_empty() { "" } else { " - " });
-    out.push(format_args!(
+    let head = format_args!(
         "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n\
          <meta name=viewport content=\"width=device-width,initial-scale=1\">\n\
          <link rel=icon href=\"data:image/svg+xml,{ICON}\">\n\
          <title>{subject}{separator}beanstalkd on {host}</title>\n\
          <noscript><meta http-equiv=refresh content=10></noscript>\n\
          <style>{STYLE}</style>\n"
-    ));
+    );
+    out.each(head, "", "");
 }
 
 /// An SVG image of a plant with two leaves, percent-encoded.
@@ -82,15 +83,15 @@ pub fn identity(view: &View<'_>, host: impl Display) -> String {
     )
 }
 
-/// Writes what is above the values.
+/// Writes what is above the values, in HTML.
 pub fn write_identity(view: &View<'_>, out: &mut Out<'_>) {
     let identity = identity(view, Escaped(&view.server.process.hostname));
-    out.push(format_args!("<p id=server>{identity}</p>\n<p role=status></p>\n"));
+    out.each(format_args!("<p id=server>{identity}</p>\n<p role=status></p>\n"), "", "");
 }
 
-/// Writes the script, which is last, so that all elements exist when it runs.
+/// Writes the script, in HTML. It is last, so that all elements exist when it runs.
 pub fn write_end(out: &mut Out<'_>) {
-    out.push(format_args!("<script>{SCRIPT}</script>\n"));
+    out.each(format_args!("<script>{SCRIPT}</script>\n"), "", "");
 }
 
 /// Displays a link to the page of a tube, to which `path` leads. Browsers remove the parts `.` and `..` from a

@@ -140,31 +140,23 @@ impl StatusPage {
         let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
         let (first, others) = overview.split_at(FIRST_TOTALS);
         let verdict = self.problems.verdict();
-        match out.format {
-            MediaType::Html => {
-                html::write_head("", view, out);
-                out.push(format_args!("<h1 id=verdict>{verdict}</h1>\n"));
-                self.problems.write("tube/", out);
-                html::write_identity(view, out);
-            }
-            MediaType::Text => {
-                out.push(format_args!("{verdict}\n"));
-                self.problems.write("", out);
-                out.push(format_args!("\n{}\n", html::identity(view, hostname)));
-            }
-            MediaType::Json => {
-                let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
-                let uptime = JsonNumber(Value::Span(view.now.since(*started_at)));
-                let (host, is_draining) = (JsonText(hostname), view.server.is_draining);
-                out.push(format_args!(
-                    "{{\"server\":{{\"version\":\"{version}\",\"protocol\":\"{protocol}\",\
-                     \"hostname\":\"{host}\",\"pid\":{pid},\"uptime_seconds\":{uptime},\
-                     \"draining\":{is_draining}}},\n"
-                ));
-                self.problems.write("", out);
-            }
-        }
-        out.each("<dl id=totals>\n", "", "\"totals\":{");
+        let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
+        let uptime = JsonNumber(Value::Span(view.now.since(*started_at)));
+        let (host, is_draining) = (JsonText(hostname), view.server.is_draining);
+        html::write_head("", view, out);
+        out.each(
+            format_args!("<h1 id=verdict>{verdict}</h1>\n"),
+            format_args!("{verdict}\n"),
+            format_args!(
+                "{{\"server\":{{\"version\":\"{version}\",\"protocol\":\"{protocol}\",\
+                 \"hostname\":\"{host}\",\"pid\":{pid},\"uptime_seconds\":{uptime},\
+                 \"draining\":{is_draining}}},\n"
+            ),
+        );
+        self.problems.write("tube/", out);
+        html::write_identity(view, out);
+        let identity = html::identity(view, hostname);
+        out.each("<dl id=totals>\n", format_args!("\n{identity}\n"), "\"totals\":{");
         out.values(first, view);
         let more = "</dl>\n<details><summary>More totals</summary><dl id=others>\n";
         out.each(more, "\n", ",");
@@ -266,20 +258,17 @@ impl StatusPage {
 
     /// Writes what is below the table. `more` tubes are not shown.
     fn write_end(&self, more: u64, out: &mut Out<'_>) {
-        let not_shown = match more {
-            0 => String::new(),
-            1 => "1 more tube is not shown".to_owned(),
-            more => format!("{} more tubes are not shown", Value::Count(more)),
+        let (not_shown, end) = match more {
+            0 => (String::new(), ""),
+            1 => ("1 more tube is not shown".to_owned(), "\n"),
+            more => (format!("{} more tubes are not shown", Value::Count(more)), "\n"),
         };
-        match out.format {
-            MediaType::Html => {
-                out.push(format_args!("</table></div>\n<p id=more>{not_shown}</p>\n"));
-                html::write_end(out);
-            }
-            MediaType::Text if more > 0 => out.push(format_args!("{not_shown}\n")),
-            MediaType::Text => {}
-            MediaType::Json => out.push(format_args!("],\"tubes_not_shown\":{more}}}\n")),
-        }
+        out.each(
+            format_args!("</table></div>\n<p id=more>{not_shown}</p>\n"),
+            format_args!("{not_shown}{end}"),
+            format_args!("],\"tubes_not_shown\":{more}}}\n"),
+        );
+        html::write_end(out);
     }
 }
 

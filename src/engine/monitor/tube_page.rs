@@ -184,9 +184,7 @@ impl TubePage {
         if is_done {
             let none = if ids.len() < 2 { "There are no jobs." } else { "" };
             out.each(format_args!("</table></div>\n<p id=none>{none}</p>\n"), "", "\n]}\n");
-            if out.format == MediaType::Html {
-                html::write_end(out);
-            }
+            html::write_end(out);
         }
         if let Stage::Jobs { next, .. } = &mut self.stage {
             *next = end;
@@ -196,18 +194,14 @@ impl TubePage {
 
     fn write_head(&self, view: &View<'_>, out: &mut Out<'_>) {
         let name = &*self.name;
-        if out.format == MediaType::Html {
-            html::write_head(name, view, out);
-        }
+        html::write_head(name, view, out);
         out.each(
             format_args!("<h1>{}</h1>\n<p><a href=\"../\">All tubes</a></p>\n", Escaped(name)),
             format_args!("tube {name}\n"),
             format_args!("{{\"name\":\"{}\",", JsonText(name)),
         );
         self.problems.write("", out);
-        if out.format == MediaType::Html {
-            html::write_identity(view, out);
-        }
+        html::write_identity(view, out);
         let (first, others) = tube_scan::columns(view).split_at(tube_scan::IN_TABLE);
         out.each("<dl id=tube>\n", "", "");
         out.values(first, &self.values);
