@@ -275,8 +275,7 @@ impl<S: Stream> HttpConn<S> {
             }
             ServerState::Serving(server, measurements) => match (path, tube) {
                 ("/metrics", _) => {
-                    let page = Box::new(MetricsPage::new(self.tubes_max));
-                    return self.start_page(page, request, METRICS_TYPE, "");
+                    return self.start_page(MetricsPage::new(self.tubes_max), request);
                 }
                 ("/readyz", _) if server.store().is_draining => (UNAVAILABLE, "draining\n"),
                 ("/readyz", _) if server.store().is_stalled() => {
@@ -285,14 +284,11 @@ impl<S: Stream> HttpConn<S> {
                 ("/readyz", _) => (OK, "ok\n"),
                 (_, None) => {
                     let view = View::of(server, measurements, now);
-                    let page = Box::new(StatusPage::new(media_type, query, &view));
-                    return self.start_page(page, request, media_type.name(), html::HEADER_FIELDS);
+                    return self.start_page(StatusPage::new(media_type, query, &view), request);
                 }
                 (_, Some(name)) => match percent_decode_str(name).decode_utf8() {
                     Ok(name) if server.store().queue.tubes.find(&name).is_some() => {
-                        let page = Box::new(TubePage::new(media_type, &name));
-                        let fields = html::HEADER_FIELDS;
-                        return self.start_page(page, request, media_type.name(), fields);
+                        return self.start_page(TubePage::new(media_type, &name), request);
                     }
                     _ => (NOT_FOUND, "There is no such tube.\n"),
                 },
@@ -310,14 +306,12 @@ impl<S: Stream> HttpConn<S> {
         self.phase = Phase::Sending;
     }
 
-    fn start_page(
-        &mut self,
-        page: Box<dyn Page>,
-        request: Request<'_>,
-        media_type: &str,
-        fields: &str,
-    ) {
-        let in_chunks = request.takes_chunks;
+    fn start_page(&mut self, page: impl Page + 'static, request: Request<'_>) {
+        let (media_type, fields) = match request.path {
+            "/metrics" => (METRICS_TYPE, ""),
+            _ => (request.media_type.name(), html::HEADER_FIELDS),
+        };
+        let (page, in_chunks) = (Box::new(page), request.takes_chunks);
         // Without chunks the end of the page is the end of the connection.
         let framing = if in_chunks { "Transfer-Encoding: chunked\r\n" } else { "" };
         self.response = http::head(OK, media_type, framing, fields);
