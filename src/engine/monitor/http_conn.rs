@@ -121,7 +121,7 @@ const EVICTION_AGE: Nanos = Nanos::from_secs(2);
 
 /// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// The media type of all other responses.
+/// The media type of all responses but pages.
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
 const NOT_FOUND: &str = "404 Not Found";
@@ -263,16 +263,15 @@ impl<S: Stream> HttpConn<S> {
             _ if path == "/healthz" => (OK, "ok\n"),
             _ if !is_known => UNKNOWN_PATH,
             ServerState::Starting => (UNAVAILABLE, "reading the binlog\n"),
-            ServerState::StandingBy(leader) => {
-                let (status, media_type, text) = match leader {
-                    _ if path == "/metrics" => (OK, METRICS_TYPE, standby_metrics(leader)),
-                    Some(leader) if path != "/readyz" => {
-                        (UNAVAILABLE, TEXT_TYPE, format!("{leader} leads\n"))
-                    }
-                    Some(_) | None => (UNAVAILABLE, TEXT_TYPE, "standing by\n".to_owned()),
-                };
-                return self.respond(status, media_type, &text, request.head_only);
+            ServerState::StandingBy(leader) if path == "/metrics" => {
+                let text = standby_metrics(leader);
+                return self.respond(OK, METRICS_TYPE, &text, request.head_only);
             }
+            ServerState::StandingBy(Some(leader)) if path != "/readyz" => {
+                let text = format!("{leader} leads\n");
+                return self.respond(UNAVAILABLE, TEXT_TYPE, &text, request.head_only);
+            }
+            ServerState::StandingBy(_) => (UNAVAILABLE, "standing by\n"),
             ServerState::Serving(server, measurements) => match (path, tube) {
                 ("/metrics", _) => {
                     return self.start_page(MetricsPage::new(self.tubes_max), request);
