@@ -13,8 +13,6 @@
 
 use super::http_conn::{Page, View};
 use super::tube_scan::{self, TubeScan, TubeStats};
-use crate::engine::binlog::Progress;
-use crate::engine::binlog::disk::RemoteStats;
 use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Activity;
@@ -242,15 +240,6 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     text
 }
 
-fn write_remote(remote: &RemoteStats, progress: Progress, to: &mut Samples<'_>) {
-    to.one("beanstalkd_leading", 1_u8);
-    to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
-    to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
-    to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
-    to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
-    to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for));
-}
-
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     let Some(binlog) = &queue.binlog else { return };
     let stats = binlog.stats();
@@ -266,7 +255,12 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     to.one("beanstalkd_binlog_records_migrated_total", stats.records_migrated);
     to.family("beanstalkd_binlog_sync_seconds").histogram(&binlog.disk.sync_times());
     if let Some((remote, progress)) = binlog.disk.remote_stats().zip(binlog.progress()) {
-        write_remote(&remote, progress, to);
+        to.one("beanstalkd_leading", 1_u8);
+        to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
+        to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
+        to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
+        to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
+        to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for));
     }
 }
 
