@@ -64,10 +64,9 @@ pub fn open_early(
     user: Option<Identity>,
 ) -> Result<Option<Vec<Socket>>, Failure> {
     match address {
-        Address::Unix { path, .. } => match has_stale_socket(path) {
-            Ok(_) => Ok(None),
-            Err(why) => Err(Failure::of_listening(why)),
-        },
+        Address::Unix { path, .. } => {
+            has_stale_socket(path).map(|_| None).map_err(Failure::of_listening)
+        }
         Address::Tcp { .. } => open(address, user).map(Some),
     }
 }
