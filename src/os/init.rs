@@ -186,10 +186,8 @@ fn is_in_a_container() -> bool {
 /// Loads all modules of a directory, in the order of their names. Modules that need another one are
 /// tried again after the others.
 fn load_modules(directory: &Path) -> io::Result<()> {
-    let mut waiting: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        waiting.push(entry?.path());
-    }
+    let paths = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
+    let mut waiting: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
     waiting.sort_unstable();
     loop {
         let count = waiting.len();
@@ -310,11 +308,8 @@ impl Mount {
             [device, directory, kind]
                 if device.starts_with('/') && directory.starts_with('/') && !kind.is_empty() =>
             {
-                Ok(Mount {
-                    device: device.to_owned(),
-                    directory: directory.to_owned(),
-                    kind: kind.to_owned(),
-                })
+                let [device, directory, kind] = [device, directory, kind].map(str::to_owned);
+                Ok(Mount { device, directory, kind })
             }
             _ => Err("not of the form mount=/dev/vda:/jobs:ext4".to_owned()),
         }
