@@ -41,13 +41,18 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let start = clock::monotonic();
     let run = |mut conn: Conn| {
         let mut latencies = Latencies::default();
-        let ended = on_tube(&mut conn, &tube, |conn| {
+        let mut cycles = |conn: &mut Conn| {
             while !is_stopped.load(Ordering::Relaxed) && next.fetch_add(1, Ordering::Relaxed) < jobs
             {
                 cycle(conn, &tube, &body, &mut latencies)?;
                 done.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
+        };
+        let ended = switch(&mut conn, "default", &tube).and_then(|()| {
+            let ended = cycles(&mut conn);
+            // The tube is gone before the tool ends.
+            switch(&mut conn, &tube, "default").and(ended)
         });
         is_stopped.fetch_or(ended.is_err(), Ordering::Relaxed);
         ended.map(|()| latencies)
@@ -82,22 +87,13 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     report(ctl, latencies, done, nanos)
 }
 
-/// Runs `act` while the connection uses and watches only this tube, which is gone before the tool ends.
-fn on_tube(
-    conn: &mut Conn,
-    tube: &str,
-    act: impl FnOnce(&mut Conn) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    conn.use_tube(tube)?;
-    for request in [&format!("watch {tube}"), "ignore default"] {
-        conn.ask(request)?.expect("WATCHING")?;
+/// Makes `to` the only tube that the connection uses and watches, in place of `from`.
+fn switch(conn: &mut Conn, from: &str, to: &str) -> Result<(), Failure> {
+    conn.use_tube(to)?;
+    for request in [format!("watch {to}"), format!("ignore {from}")] {
+        conn.ask(&request)?.expect("WATCHING")?;
     }
-    let done = act(conn);
-    conn.use_tube("default")?;
-    for request in ["watch default", &format!("ignore {tube}")] {
-        conn.ask(request)?.expect("WATCHING")?;
-    }
-    done
+    Ok(())
 }
 
 /// Puts a job, reserves one, and deletes that.
