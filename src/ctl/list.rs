@@ -17,10 +17,7 @@ pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let mut left = args.number("limit")?.unwrap_or(u64::MAX);
     let tubes = match args.words.first() {
         Some(name) => vec![look::tube(&mut ctl.conn, name)?],
-        None => {
-            let names = look::tube_names(&mut ctl.conn)?;
-            look::tubes(&mut ctl.conn, &names)?
-        }
+        None => look::all_tubes(&mut ctl.conn)?,
     };
     const COLUMNS: &str = "id>ID tube~TUBE age:AGE reserves>RESERVES timeouts>TIMEOUTS \
                            buries>BURIES bytes>BYTES body.BODY";
@@ -154,8 +151,7 @@ fn held_jobs(conn: &mut Conn, clients: &[Fields]) -> Result<HashMap<u64, Vec<Fie
     if clients.iter().all(|client| client.number("reserved") == 0) {
         return Ok(holds);
     }
-    let names = look::tube_names(conn)?;
-    for tube in look::tubes(conn, &names)?.iter().filter(|tube| tube.jobs("reserved") > 0) {
+    for tube in look::all_tubes(conn)?.iter().filter(|tube| tube.jobs("reserved") > 0) {
         let mut pages = Pages::new(&tube.name, "reserved", 0, u64::MAX, false);
         while let jobs @ [_, ..] = &pages.next(conn)?[..] {
             for job in jobs {

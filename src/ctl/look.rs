@@ -73,10 +73,15 @@ pub fn tubes(conn: &mut Conn, names: &[String]) -> Result<Vec<Tube>, Failure> {
     names.iter().zip(replies).filter_map(tube).collect()
 }
 
-/// Returns all tubes by name, with the wait of their oldest ready jobs.
+/// Returns all tubes by name.
 pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>, Failure> {
     let names = tube_names(conn)?;
-    let mut tubes = tubes(conn, &names)?;
+    tubes(conn, &names)
+}
+
+/// Returns all tubes by name, with the wait of their oldest ready jobs.
+pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>, Failure> {
+    let mut tubes = all_tubes(conn)?;
     let mut with_ready: Vec<&mut Tube> =
         tubes.iter_mut().filter(|tube| tube.jobs("ready") > 0).collect();
     let replies = conn.ask_each(&with_ready, |tube| format!("list-jobs {} ready 1", tube.name))?;

@@ -57,7 +57,8 @@ impl Look {
             let problems = tube.problems(has_recent_delete);
             Row { tube, problems, rates, deleted_at }
         };
-        let mut rows: Vec<Row> = look::all_tubes(&mut ctl.conn)?.into_iter().map(row).collect();
+        let mut rows: Vec<Row> =
+            look::all_tubes_and_waits(&mut ctl.conn)?.into_iter().map(row).collect();
         rows.sort_by_key(|row| Reverse(row.problems.first().map(|problem| problem.level)));
         Ok(Look { at, rows })
     }
