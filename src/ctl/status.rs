@@ -134,13 +134,8 @@ pub fn check(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let unknown = |failure: Failure| (3, "UNKNOWN", failure.message);
     let (exit_code, word, text) = verdict(ctl).unwrap_or_else(unknown);
     ctl.work.exit_code = exit_code;
-    print(&match ctl.is_json {
-        true => {
-            let json = [("state", json_string(word)), ("text", json_string(&text))];
-            Fields::of(json).to_string()
-        }
-        false => format!("{word}: {text}"),
-    })
+    let object = Fields::of([("state", json_string(word)), ("text", json_string(&text))]);
+    print(&ctl.either(object, format!("{word}: {text}")))
 }
 
 /// Returns the exit code of a plugin of Nagios, its name, and the worst problem.
@@ -200,12 +195,8 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
 /// `tubes`
 pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
     let names = look::tube_names(&mut ctl.conn)?;
-    print_with(|out| {
-        names.iter().try_for_each(|name| match ctl.is_json {
-            true => writeln!(out, "{}", Fields::of([("tube", json_string(name))])),
-            false => writeln!(out, "{name}"),
-        })
-    })
+    let line = |name: String| ctl.either(Fields::of([("tube", json_string(&name))]), name);
+    print_with(|out| names.into_iter().try_for_each(|name| writeln!(out, "{}", line(name))))
 }
 
 /// Returns the problems of the server that its protocol shows.

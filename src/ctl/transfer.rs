@@ -53,7 +53,7 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     if let Some(state) = other {
         complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
     }
-    print(&if ctl.is_json { Fields::of([("id", id)]).to_string() } else { id })
+    print(&ctl.either(Fields::of([("id", id.clone())]), id))
 }
 
 /// Returns the tag of a put with this word: a key, or a key, a colon and a number. The limit of `con` is at least

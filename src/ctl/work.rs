@@ -45,12 +45,15 @@ impl Ctl {
         if is_yes { Ok(()) } else { Err(Failure::new(EXIT_USAGE, "nothing was changed")) }
     }
 
+    /// Returns one of both: the object with `--json`, and the line without.
+    pub fn either(&self, object: Fields, line: String) -> String {
+        if self.is_json { object.to_string() } else { line }
+    }
+
     /// Prints what a dry run would do.
     pub fn would(&self, what: &str) -> Result<(), Failure> {
-        print(&match self.is_json {
-            true => Fields::of([("would", json_string(what))]).to_string(),
-            false => format!("would {what}"),
-        })
+        let object = Fields::of([("would", json_string(what))]);
+        print(&self.either(object, format!("would {what}")))
     }
 
     /// Begins the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
@@ -66,10 +69,8 @@ impl Ctl {
     pub fn end(mut self, ended: Result<(), Failure>) -> Result<u8, Failure> {
         let Work { line, done, .. } = &self.work;
         self.work.show("");
-        let text = match self.is_json {
-            true => Fields::of([(&**line, done.to_string())]).to_string(),
-            false => format!("{line} {done}"),
-        };
+        let object = Fields::of([(&**line, done.to_string())]);
+        let text = self.either(object, format!("{line} {done}"));
         let printed = match &**line {
             "" => Ok(()),
             // Stdout has the jobs.
