@@ -98,25 +98,20 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
         problems.push(Problem { level, rule, text, remedy });
     };
     let pause_left = tube.pause_left.whole_secs();
-    let waited = if tube.pause_left > Nanos::ZERO { 0 } else { tube.oldest.whole_secs() };
+    let is_given_out = ready > 0 && tube.pause_left == Nanos::ZERO;
+    let waited = if is_given_out { tube.oldest.whole_secs() } else { 0 };
     let wait = || {
         let verb = if ready == 1 { "waits" } else { "wait" };
         format!("{} {verb}, the oldest for {}", CountOf(ready, "job"), span(waited))
     };
-    if ready > 0 && tube.watching == 0 && waited >= 60 {
+    if waited >= 60 && tube.watching == 0 {
         let text = format!("{}; no worker watches", wait());
         add(Level::Critical, "no-worker", text, "workers");
-    } else if ready > 0
-        && tube.watching > 0
-        && tube.waiting == 0
-        && tube.held == 0
-        && !tube.has_recent_delete
-        && waited >= 60
-    {
+    } else if waited >= 60 && tube.waiting == 0 && tube.held == 0 && !tube.has_recent_delete {
         let workers = CountOf(tube.watching, "worker");
         let text = format!("{}; of {workers} none takes a job", wait());
         add(Level::Warning, "stuck", text, "workers");
-    } else if ready > 0 && waited >= 900 {
+    } else if waited >= 900 {
         add(Level::Warning, "slow", wait(), "workers");
     }
     let failed = tube.reservations_failed;
