@@ -172,15 +172,9 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
 
 /// Returns a command line of `beanstalkctl`.
 fn remedy(command: &str, tube: Option<&str>, server: Option<&str>) -> String {
-    let mut line = "beanstalkctl ".to_string();
-    if let Some(server) = server {
-        line += &format!("-s {} ", shell_word(server));
-    }
-    line += command;
-    if let Some(tube) = tube {
-        line += &format!(" {}", shell_word(tube));
-    }
-    line
+    let server = server.map(|server| format!("-s {} ", shell_word(server))).unwrap_or_default();
+    let tube = tube.map(|tube| format!(" {}", shell_word(tube))).unwrap_or_default();
+    format!("beanstalkctl {server}{command}{tube}")
 }
 
 /// Returns `text` as one word of a shell, in quotes if a shell could interpret it: names of tubes may
