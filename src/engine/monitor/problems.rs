@@ -57,11 +57,8 @@ impl Problems {
     /// Adds a problem behind those that are as bad, in the order of names, if it is among the first.
     fn add(&mut self, tube: &str, problem: Problem) {
         // A tube that moved to a lower index during the scan was scanned twice.
-        if self
-            .shown
-            .iter()
-            .any(|(other, it)| other == tube && it.rule == problem.rule && !tube.is_empty())
-        {
+        let is_same = |(other, it): &(String, Problem)| other == tube && it.rule == problem.rule;
+        if !tube.is_empty() && self.shown.iter().any(is_same) {
             return;
         }
         self.count += 1;
@@ -75,18 +72,14 @@ impl Problems {
 
     /// Returns the first line of the page of the server.
     pub fn verdict(&self) -> String {
-        let server =
-            if self.shown.iter().any(|(tube, _)| tube.is_empty()) { "The server" } else { "" };
-        let all = CountOf(self.tubes, "tube");
-        match (server, self.tubes_in_need) {
-            ("", 0) => "Nothing needs attention".to_owned(),
-            (server, 0) => format!("{server} needs attention"),
-            ("", 1) => format!("1 of {all} needs attention"),
-            (server, count) => {
-                let (and, count) =
-                    (if server.is_empty() { "" } else { " and " }, Value::Count(count));
-                format!("{server}{and}{count} of {all} need attention")
-            }
+        let of_server = self.shown.iter().any(|(tube, _)| tube.is_empty());
+        let (all, count) = (CountOf(self.tubes, "tube"), Value::Count(self.tubes_in_need));
+        match (of_server, self.tubes_in_need) {
+            (false, 0) => "Nothing needs attention".to_owned(),
+            (true, 0) => "The server needs attention".to_owned(),
+            (false, 1) => format!("1 of {all} needs attention"),
+            (false, _) => format!("{count} of {all} need attention"),
+            (true, _) => format!("The server and {count} of {all} need attention"),
         }
     }
 
