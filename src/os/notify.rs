@@ -13,7 +13,7 @@ use crate::engine::time::Nanos;
 use log::{Level, debug, log, warn};
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -186,24 +186,19 @@ impl Manager {
     /// Sends a message. Returns `false` if there is no room for it now. Another error is logged once,
     /// and the message is dropped.
     fn send(&mut self, message: &str) -> bool {
-        loop {
-            let Err(error) = self.socket.send_to_addr(message.as_bytes(), &self.address) else {
-                return true;
-            };
-            if error.kind() == ErrorKind::Interrupted {
-                continue;
-            }
-            if is_full(&error) {
-                debug!("cannot notify the service manager: its socket is full; retrying in 1 s");
-                return false;
-            }
-            if !std::mem::replace(&mut self.has_warned, true) {
-                // Some managers read until the server is ready, and no longer.
-                let level = if self.schedule.sent.is_some() { Level::Debug } else { Level::Warn };
-                log!(level, "cannot notify the service manager: {error}; dropping the message");
-            }
-            return true;
+        // The socket does not block, so no signal interrupts the call.
+        let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
+        let Err(error) = sent else { return true };
+        if is_full(&error) {
+            debug!("cannot notify the service manager: its socket is full; retrying in 1 s");
+            return false;
         }
+        if !std::mem::replace(&mut self.has_warned, true) {
+            // Some managers read until the server is ready, and no longer.
+            let level = if self.schedule.sent.is_some() { Level::Debug } else { Level::Warn };
+            log!(level, "cannot notify the service manager: {error}; dropping the message");
+        }
+        true
     }
 }
 
