@@ -117,10 +117,9 @@ impl Poller {
     ) -> io::Result<()> {
         let polled = self.poll.poll(&mut self.events, timeout);
         self.read_clock();
-        match polled {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(error),
+        if let Err(error) = polled {
+            let is_interrupted = error.kind() == ErrorKind::Interrupted;
+            return if is_interrupted { Ok(()) } else { Err(error) };
         }
         for event in &self.events {
             let is_known = match event.token() {
