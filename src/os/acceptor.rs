@@ -109,11 +109,6 @@ impl Acceptor {
         if is_ready { self.retry_at } else { Nanos::NEVER }
     }
 
-    /// Returns whether [`Acceptor::accept`] has something to do.
-    pub fn is_due(&self, now: Nanos) -> bool {
-        self.next_due() <= now
-    }
-
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
     /// address of the client. Returns `None` if no connection waits there, the next one has failed, or
     /// the connection limit is reached.

@@ -189,7 +189,7 @@ impl EventLoop {
 
     fn accept(&mut self) {
         for _ in 0..self.server.limits().accepts_per_iteration {
-            if !self.acceptor.is_due(self.poller.now) {
+            if self.acceptor.next_due() > self.poller.now {
                 return;
             }
             let accepted = self.accept_one();

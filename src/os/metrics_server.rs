@@ -161,7 +161,7 @@ impl MetricsServer {
 
     fn accept(&mut self, state: ServerState<'_>, now: Nanos) {
         for _ in 0..ACCEPTS_PER_ITERATION {
-            if !self.acceptor.is_due(now) || now < self.has_room_at() {
+            if self.acceptor.next_due().max(self.has_room_at()) > now {
                 return;
             }
             self.reserved_fds.pop();
