@@ -126,11 +126,9 @@ fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<
 
 /// Counts those of these jobs that are ready, and yet could not be reserved.
 pub fn count_blocked(conn: &mut Conn, work: &mut Work, jobs: &[Fields]) -> Result<(), Failure> {
-    let was_ready = jobs.iter().filter(|job| job.text("state") == "ready");
-    let ids: Vec<u64> = was_ready.map(|job| job.number("id")).collect();
-    let is_ready = |job: &Fields| job.text("state") == "ready";
-    work.blocked +=
-        look::jobs(conn, &ids)?.iter().flatten().filter(|job| is_ready(job)).count() as u64;
+    let is_ready = |job: &&Fields| job.text("state") == "ready";
+    let ids: Vec<u64> = jobs.iter().filter(is_ready).map(|job| job.number("id")).collect();
+    work.blocked += look::jobs(conn, &ids)?.iter().flatten().filter(is_ready).count() as u64;
     Ok(())
 }
 

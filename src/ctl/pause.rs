@@ -85,9 +85,8 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let start = clock::monotonic();
     let mut tubes = look::tubes(&mut ctl.conn, &args.words)?;
     // A tube that disappears later is drained.
-    let is_there = |name: &&String| tubes.iter().any(|tube| tube.name == **name);
-    let (names, missing): (Vec<&String>, Vec<&String>) = args.words.iter().partition(is_there);
-    let names: Vec<String> = names.into_iter().cloned().collect();
+    let is_there = |name: &String| tubes.iter().any(|tube| tube.name == *name);
+    let (names, missing): (Vec<_>, Vec<_>) = args.words.iter().cloned().partition(is_there);
     missing.iter().for_each(|name| ctl.work.fail(&format!("tube {name}: not found")));
     loop {
         let rest: Vec<&Tube> = tubes.iter().filter(|tube| !is_drained(tube)).collect();

@@ -96,7 +96,7 @@ fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failur
     for (job, reply) in jobs.iter().zip(replies) {
         match reply.content(word)? {
             Some(body) => {
-                lines += &(dump::line(job, &body, now()) + "\n");
+                lines += &(dump::line(job, &body, clock::time_of_day().as_nanos()) + "\n");
                 written.push(job);
             }
             None => left.push(job.clone()),
@@ -132,11 +132,6 @@ fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failur
     }
 }
 
-/// Returns the time of day, in ns.
-fn now() -> u64 {
-    clock::time_of_day().as_nanos()
-}
-
 /// `import`
 pub fn import(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let tube = args.text("tube");
@@ -164,7 +159,8 @@ fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result<(), Fai
     if line.trim().is_empty() {
         return Ok(());
     }
-    let job = dump::parse(line, now()).map_err(|message| bad(&message))?;
+    let job =
+        dump::parse(line, clock::time_of_day().as_nanos()).map_err(|message| bad(&message))?;
     let tube = tube.or(job.tube.as_deref()).ok_or_else(|| bad("no tube, and no --tube"))?;
     let Ctl { conn, work, .. } = ctl;
     if ctl.is_dry_run {
