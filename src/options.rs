@@ -114,11 +114,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, S
         return wrong(format!("unknown argument: {argument}"));
     }
     let modes: Vec<&str> = MODES.into_iter().filter(|mode| flags.has(mode)).collect();
-    let [mode] = modes[..] else {
-        return match modes[..] {
-            [] => options(&flags).map(|options| Request::Serve(Box::new(options))),
-            _ => wrong("--check, --dump, --import, --export and --leave exclude each other"),
-        };
+    let mode = match modes[..] {
+        [] => return options(&flags).map(|options| Request::Serve(Box::new(options))),
+        [mode] => mode,
+        _ => return wrong("--check, --dump, --import, --export and --leave exclude each other"),
     };
     let file = PathBuf::from(flags.text(mode).unwrap_or_default());
     match (mode, binlog_place(&flags)?) {
