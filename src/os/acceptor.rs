@@ -24,7 +24,6 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 
 /// Listening sockets, and the state of accepting from them.
-#[derive(Debug)]
 pub struct Acceptor {
     /// The name of the connections in the log.
     what: &'static str,
@@ -44,7 +43,6 @@ pub struct Acceptor {
     warned_at: Option<Nanos>,
 }
 
-#[derive(Debug)]
 struct ReadyListener {
     socket: Socket,
     /// Accepting may return a connection.

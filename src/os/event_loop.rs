@@ -41,7 +41,6 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 /// The loop with everything that it serves.
-#[derive(Debug)]
 pub struct EventLoop {
     poller: Poller,
     server: Server<Socket>,

@@ -29,7 +29,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The machine, if this is its first process.
-#[derive(Debug)]
 pub struct Machine {
     mounted: Option<Mount>,
     /// Each sends a signal for as long as it is open.

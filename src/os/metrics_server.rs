@@ -20,7 +20,6 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Listening sockets and HTTP connections.
-#[derive(Debug)]
 pub struct MetricsServer {
     registry: Registry,
     acceptor: Acceptor,

@@ -20,7 +20,6 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
 /// The connection to the service manager, if there is one.
-#[derive(Debug)]
 pub struct Notifier(Option<Manager>);
 
 /// The status for humans.
@@ -32,7 +31,6 @@ pub enum Status {
 }
 
 /// The service manager: our socket, and its address.
-#[derive(Debug)]
 struct Manager {
     socket: UnixDatagram,
     address: SocketAddr,

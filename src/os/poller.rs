@@ -20,7 +20,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 /// The poll, and what is served by it in every state of the server.
-#[derive(Debug)]
 pub struct Poller {
     poll: Poll,
     events: Events,

@@ -715,7 +715,6 @@ impl<'d> Subject<'d> {
 }
 
 /// An HTTP connection: request bytes in, response bytes out.
-#[derive(Debug)]
 pub struct Http {
     conn: HttpConn<HttpPipe>,
     pub now: Nanos,
@@ -811,7 +810,6 @@ impl Http {
 }
 
 /// Sockets that answer over HTTP, with virtual time.
-#[derive(Debug)]
 pub struct HttpSockets {
     poll: mio::Poll,
     server: MetricsServer,

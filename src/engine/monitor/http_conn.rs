@@ -16,7 +16,6 @@ use crate::engine::queue::Queue;
 use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
 use percent_encoding::percent_decode_str;
-use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 
 /// A stream that does not block, and whose output can be ended.
@@ -26,7 +25,6 @@ pub trait Stream: Read + Write {
 }
 
 /// One HTTP connection.
-#[derive(Debug)]
 pub struct HttpConn<S> {
     /// The bytes from and to the client.
     pub stream: S,
@@ -47,7 +45,6 @@ pub struct HttpConn<S> {
     opened_at: Nanos,
 }
 
-#[derive(Debug)]
 enum Phase {
     /// The request head is incomplete.
     ReadingRequest,
@@ -67,13 +64,6 @@ pub trait Page {
     /// is complete. A slice allocates a few 100 KiB at most, which need not succeed in small steps: it is made
     /// only while most of the headroom is left.
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool;
-}
-
-/// With `Debug` as a supertrait the output of all pages would be a part of the program.
-impl fmt::Debug for dyn Page {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Page")
-    }
 }
 
 /// What the pages show.

@@ -24,7 +24,6 @@ use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
 /// A page that is being written.
-#[derive(Debug)]
 pub struct MetricsPage {
     stage: Stage,
     /// The maximum number of tubes with samples of their own.
@@ -40,7 +39,6 @@ pub struct MetricsPage {
     removed_before: u64,
 }
 
-#[derive(Debug)]
 enum Stage {
     /// Counts connections, from this number on.
     Connections(usize),

@@ -9,7 +9,6 @@ use crate::engine::text::TUBE_NAME_MAX;
 
 /// The order and the filter that a query asks for, and the first rows of all that were added. Equal tubes are in
 /// the order of their names.
-#[derive(Debug)]
 pub struct Ranking {
     /// The greatest value of this column is first; without it the tubes are in the order of their names.
     column: Option<Column<TubeStats>>,

@@ -16,7 +16,6 @@ use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 
 /// A status page that is being made.
-#[derive(Debug)]
 pub struct StatusPage {
     media_type: MediaType,
     stage: Stage,
@@ -26,7 +25,6 @@ pub struct StatusPage {
     written: usize,
 }
 
-#[derive(Debug)]
 enum Stage {
     /// Scans the tubes, and then writes the totals and what is above them.
     Tubes(TubeScan),

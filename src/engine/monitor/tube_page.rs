@@ -20,7 +20,6 @@ use crate::engine::text::{CountOf, JsonText};
 use crate::engine::time::Nanos;
 
 /// The page of a tube that is being made.
-#[derive(Debug)]
 pub struct TubePage {
     media_type: MediaType,
     name: String,
@@ -29,7 +28,6 @@ pub struct TubePage {
     problems: Problems,
 }
 
-#[derive(Debug)]
 enum Stage {
     /// Scans ready jobs and waiters for their counts.
     Scan(Option<Box<Cursor>>),

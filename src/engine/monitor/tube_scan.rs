@@ -92,7 +92,6 @@ pub fn dedup(tubes: &mut Vec<TubeStats>) {
 
 /// A scan of all tubes, from the last to the first. When a tube is removed, the last one takes its
 /// index: that one was scanned before.
-#[derive(Debug)]
 pub struct TubeScan {
     /// The number of tubes to scan.
     left: usize,
@@ -101,7 +100,6 @@ pub struct TubeScan {
 }
 
 /// A position in the scan of one tube.
-#[derive(Debug)]
 pub struct Cursor {
     pub tube: TubeKey,
     pub stats: TubeStats,

@@ -36,7 +36,6 @@ impl Clock {
 
 /// A descriptor that becomes readable at a given time. It counts the time in which the machine is
 /// suspended, unlike the timeout of a poll.
-#[derive(Debug)]
 pub struct Alarm {
     timer: OwnedFd,
     /// The time of [`monotonic`] at which it becomes readable.

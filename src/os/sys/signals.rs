@@ -37,7 +37,6 @@ const SIGNALS: [(libc::c_int, Signal); 5] = [
 ];
 
 /// A descriptor that becomes readable when a signal has arrived.
-#[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
