@@ -29,7 +29,7 @@ use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::hint::black_box;
 
-/// A part of the headroom.
+/// A part of the headroom. As a number it is in quarters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Headroom {
     None,

@@ -74,14 +74,9 @@ const PIECE: Layout = match Layout::from_size_align(PIECE_BYTES, 16) {
 };
 const REFILL_PAUSE_NANOS: u64 = 10_000_000;
 
+/// Returns the number of pieces in a part of the headroom.
 const fn pieces(headroom: Headroom) -> usize {
-    match headroom {
-        Headroom::None => 0,
-        Headroom::Quarter => PIECES / 4,
-        Headroom::Half => PIECES / 2,
-        Headroom::ThreeQuarters => PIECES / 4 * 3,
-        Headroom::Whole => PIECES,
-    }
+    PIECES / 4 * headroom as usize
 }
 
 /// The memory that is kept back.
