@@ -144,9 +144,7 @@ impl EventLoop {
         poller.notifier.update(poller.now, || Status::Serving(server.summary()));
         let Some(metrics) = &mut poller.metrics else { return };
         if metrics.next_due() <= poller.now {
-            if measurements.next_due() <= poller.now {
-                measurements.update(server, poller.now);
-            }
+            measurements.update(server, poller.now);
             metrics.turn(ServerState::Serving(server, measurements), poller.now);
             metrics.turn_by(measurements.next_due());
         }
