@@ -8,6 +8,7 @@ use rustix::time::{
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// A clock that shows the time of day at the start plus the time that has passed since. Its times
 /// compare across restarts, and setting the system's clock does not change it.
@@ -56,10 +57,8 @@ impl Alarm {
         if moment >= self.set_to {
             return true;
         }
-        let at = Timespec {
-            tv_sec: moment.whole_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: (moment.as_nanos() % 1_000_000_000).try_into().expect("it is below a second"),
-        };
+        let at = Duration::from_nanos(moment.as_nanos());
+        let at = Timespec::try_from(at).expect("2^64 ns are few seconds");
         let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
         let is_set = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once).is_ok();
         if is_set {
