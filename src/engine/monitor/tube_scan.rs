@@ -159,17 +159,14 @@ impl TubeScan {
 impl Cursor {
     /// Returns a position before the first job and waiter of a tube.
     pub fn at(key: TubeKey, view: &View<'_>) -> Cursor {
-        let tube = &view.queue.tubes[key];
+        let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
+        let first_buried = tube.buried.iter(jobs).next().map(JobKey::from_number);
         let mut stats = TubeStats {
             facts: TubeFacts {
                 ready: tube.ready_count() as u64,
                 held: tube.reserved.into(),
                 buried: tube.buried.len().into(),
-                first_buried: tube
-                    .buried
-                    .iter(&view.queue.jobs)
-                    .next()
-                    .map(|first| view.queue.jobs[JobKey::from_number(first)].id),
+                first_buried: first_buried.map(|first| jobs[first].id),
                 watching: tube.watching.into(),
                 ..TubeFacts::default()
             },
