@@ -155,9 +155,11 @@ fn serve(
     }
     if let (Some(BinlogPlace::Directory(path)), Some(mut directory)) = (&options.binlog, directory)
     {
-        if options.settings.body_cache_bytes.is_some() {
+        let reads_back = options.settings.body_cache_bytes.is_some();
+        if reads_back || matches!(options.fsync, Syncing::Within(_)) {
             let waker = poller.waker().map_err(cannot_wait)?;
-            directory.start_threads(waker).map_err(Failure::of_system("start a thread"))?;
+            let started = directory.start_threads(waker, reads_back);
+            started.map_err(Failure::of_system("start a thread"))?;
         }
         let disk = Box::new(directory);
         recover(&mut poller, &mut server, &path.display(), disk, options.fsync)?;

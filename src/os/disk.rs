@@ -24,7 +24,7 @@ pub struct Directory {
     home: Arc<Home>,
     /// The open files, the one that was used last at the end.
     files: Vec<OpenFile>,
-    /// The threads that wait for the disk, if bodies are read back.
+    /// The threads that wait for the disk, if there are any.
     threads: Option<Threads>,
     /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
     /// at once would stall the loop, or a sync of the thread, for milliseconds.
@@ -53,7 +53,8 @@ struct OpenFile {
 /// system calls need no locks, which is measurable for each command.
 #[derive(Debug)]
 struct Threads {
-    reads: DiskThread<io::Result<Vec<u8>>>,
+    /// `None` if no bodies are read back.
+    reads: Option<DiskThread<io::Result<Vec<u8>>>>,
     /// Syncs files and frees removed ones.
     syncs: DiskThread<FinishedSync>,
 }
@@ -71,9 +72,6 @@ const MAX_SYNCING: usize = 3;
 /// Files with bodies that are read back that can be open at once.
 const MAX_READ: usize = 32;
 
-/// More descriptors for the threads: files that are read back, and files that are synced.
-const FDS_OF_THREADS: usize = MAX_READ + MAX_SYNCING;
-
 /// With this many tasks, nothing is read ahead.
 const MAX_QUEUED: usize = 8;
 
@@ -89,8 +87,8 @@ impl Directory {
     /// Returns how many descriptors a directory takes that is written, at most if its bodies are read back.
     pub fn descriptors(reads_back: bool) -> usize {
         // Its lock, its handle, and the files that are being written.
-        let own = 2 + 2 + RESERVED_FDS;
-        own + if reads_back { FDS_OF_THREADS } else { 0 }
+        let own = 2 + 2 + RESERVED_FDS + MAX_SYNCING;
+        own + if reads_back { MAX_READ } else { 0 }
     }
 
     /// Opens and locks the directory. C beanstalkd uses the same lock.
@@ -156,25 +154,33 @@ impl Directory {
     }
 
     fn reserve_fds(&mut self) {
-        let is_threaded = self.threads.is_some();
         let read = self.files.iter().filter(|it| !it.is_written).count();
-        let for_threads = if is_threaded { FDS_OF_THREADS - read } else { 0 };
-        let wanted = if self.lock.is_some() { RESERVED_FDS + for_threads } else { 0 };
+        let for_reads = if self.reads_back() { MAX_READ - read } else { 0 };
+        let for_syncs = if self.threads.is_some() { MAX_SYNCING } else { 0 };
+        let wanted = RESERVED_FDS + for_reads + for_syncs;
+        let wanted = if self.lock.is_some() { wanted } else { 0 };
         let missing = wanted.saturating_sub(self.reserved_fds.len());
         self.reserved_fds.extend(files::spare_descriptors().take(missing));
     }
 
-    /// Starts threads for [`Disk::begin_read`] and [`Disk::begin_sync`], which wake the event loop when a read
-    /// or sync has ended.
-    pub fn start_threads(&mut self, waker: Waker) -> io::Result<()> {
+    /// Starts a thread for [`Disk::begin_sync`], and one for [`Disk::begin_read`] if it `reads_back` bodies. They
+    /// wake the event loop when a sync or read has ended.
+    pub fn start_threads(&mut self, waker: Waker, reads_back: bool) -> io::Result<()> {
         let waker = Arc::new(waker);
-        self.threads = Some(Threads {
-            // A read may take any time.
-            reads: DiskThread::start("reads", Arc::clone(&waker), false)?,
-            syncs: DiskThread::start("syncs", waker, true)?,
-        });
+        // A read may take any time.
+        let reads = reads_back.then(|| DiskThread::start("reads", Arc::clone(&waker), false));
+        let syncs = DiskThread::start("syncs", Arc::clone(&waker), true)?;
+        self.threads = Some(Threads { reads: reads.transpose()?, syncs });
         self.reserve_fds();
         Ok(())
+    }
+
+    fn reads(&self) -> Option<&DiskThread<io::Result<Vec<u8>>>> {
+        self.threads.as_ref()?.reads.as_ref()
+    }
+
+    fn reads_back(&self) -> bool {
+        self.reads().is_some()
     }
 
     /// Returns the file, open for reading or, if it `is_written`, for both. It may be a file of C beanstalkd, which
@@ -203,7 +209,7 @@ impl Directory {
     /// Makes sure that one more file can be open for reading. Reads that wait keep their files open: if
     /// clients have all other descriptors, those that are reserved for writing are not used.
     fn make_room_for_read(&mut self) -> io::Result<()> {
-        let most = if self.threads.is_some() { MAX_READ } else { 1 };
+        let most = if self.reads_back() { MAX_READ } else { 1 };
         let read = self.files.iter().enumerate().filter(|(_, it)| !it.is_written);
         if read.clone().count() == most {
             let idle = read.clone().find(|(_, it)| Arc::strong_count(&it.file) == 1);
@@ -211,7 +217,7 @@ impl Directory {
             self.files.remove(index);
         }
         self.reserve_fds();
-        if self.threads.is_some() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
+        if self.reads_back() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
             return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
         }
         Ok(())
@@ -263,17 +269,17 @@ impl Disk for Directory {
 
     fn begin_read(&mut self, read: RecordRead) {
         let file = self.file(read.file, false).cloned();
-        let threads = self.threads.as_ref().expect("they are started before bodies are read back");
-        threads.reads.ask(move || read_record(&*file?, read));
+        let reads = self.reads().expect("the thread is started before bodies are read back");
+        reads.ask(move || read_record(&*file?, read));
     }
 
     fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.threads.as_ref()?.reads.finished(false)
+        self.reads()?.finished(false)
     }
 
     fn will_read(&mut self, RecordRead { file, offset, len, .. }: RecordRead) {
         if let Ok(file) = self.file(file, false).cloned()
-            && let Some(Threads { reads, .. }) = &self.threads
+            && let Some(reads) = self.reads()
             && reads.waiting() < MAX_QUEUED
         {
             reads.run(move || files::begin_reading_in(&file, offset.into(), len.into()));
@@ -538,7 +544,7 @@ mod tests {
         const SIZE: u64 = 20 << 20;
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
         directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
         let backup = home.path().join("backup");
@@ -573,7 +579,7 @@ mod tests {
     fn reads_leave_the_descriptors_that_are_reserved_for_writing() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
         let numbers = 1..=100;
         for number in numbers.clone() {
             directory.create(number, 1).unwrap();
@@ -603,7 +609,7 @@ mod tests {
     fn a_dropped_directory_has_no_open_files() {
         let home = tempfile::tempdir().unwrap();
         let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
         for number in 1..=4 {
             directory.create(number, 16 << 20).unwrap();
             directory.remove(number).unwrap();

@@ -3,7 +3,7 @@
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text};
 use crate::harness::request::put;
-use crate::harness::skip;
+use crate::harness::{skip, wait_until};
 use crate::{binlog_with_one_job, serve};
 
 /// Starts a server in which a system call fails, as strace(1) describes faults. Returns `None` if
@@ -60,4 +60,25 @@ fn a_file_system_without_sync_of_directories_is_used_with_a_warning() {
     }
     let log = daemon.stop();
     assert!(!log.contains("cannot sync a directory"), "the warning is logged twice: {log}");
+}
+
+/// A slow disk must not keep clients waiting who asked for no sync before the reply.
+#[test]
+fn a_thread_syncs_what_no_reply_waits_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let options = ["-f", "-e", "trace=fdatasync", "-o", path_text(&trace)];
+    let flags = ["-f", "1", "-b", path_text(directory.path())];
+    let Some(mut daemon) = start_traced(&options, &flags) else { return };
+    let mut client = Client::connect(daemon.address());
+    let syncs = |of_loop: bool| {
+        let text = std::fs::read_to_string(&trace).unwrap();
+        let pids = text.lines().filter_map(|line| line.split_once(' '));
+        pids.filter(|(pid, _)| (*pid == daemon.id().to_string()) == of_loop).count()
+    };
+    client.expect("list-tube-used\r\n", "USING default");
+    let at_start = syncs(true);
+    client.expect(put(0, 0, 9, "x"), "INSERTED 1");
+    wait_until("the record is synced", || syncs(false) > 0);
+    assert_eq!(syncs(true), at_start, "the loop has waited for the disk");
 }
