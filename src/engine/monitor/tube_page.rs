@@ -8,7 +8,7 @@ use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
 use super::reserved_scan::ReservedScan;
-use super::table::{self, Column, Out, Value};
+use super::table::{Column, JsonNumber, Out, Value};
 use super::tube_scan::{self, Cursor, TubeStats};
 use crate::engine::binlog::record::Counts;
 use crate::engine::conn::Conn;
@@ -229,12 +229,17 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
     }
     let state = job.job.state.shown().name();
     let (id, label) = if index == 0 { (" id=oldest", "oldest") } else { ("", state) };
-    let (holder, why) = (job.holder(), job.why());
-    let held = holder.map(|(conn, since)| (conn.id(), stats::address(conn), Value::Span(since)));
-    let note = match (&why, &held) {
-        (Some(why), _) => why.clone(),
-        (None, Some((_, address, since))) => format!("{address} for {since}"),
-        (None, None) => String::new(),
+    let (note, members) = match (job.why(), job.holder()) {
+        (Some(why), _) => (why.clone(), format!(",\"why\":\"{why}\"")),
+        (None, Some((conn, since))) => {
+            let (client, address, since) = (conn.id(), stats::address(conn), Value::Span(since));
+            let secs = JsonNumber(since);
+            (
+                format!("{address} for {since}"),
+                format!(",\"client\":{client},\"address\":\"{address}\",\"held_seconds\":{secs}"),
+            )
+        }
+        (None, None) => (String::new(), String::new()),
     };
     out.each(
         format_args!("<tr{id}><th scope=row>{label}<td>{note}"),
@@ -242,14 +247,6 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
         format_args!("{}{{\"state\":\"{state}\",", out.separator()),
     );
     out.cells(&job_columns(), job);
-    let members = match (why, held) {
-        (Some(why), _) => format!(",\"why\":\"{why}\""),
-        (None, Some((client, address, since))) => {
-            let since = table::JsonNumber(since);
-            format!(",\"client\":{client},\"address\":\"{address}\",\"held_seconds\":{since}")
-        }
-        (None, None) => String::new(),
-    };
     let gap = if note.is_empty() { "" } else { " " };
     out.each("\n", format_args!("{gap}{note}\n"), members + "}");
 }
