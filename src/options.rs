@@ -328,11 +328,10 @@ fn listen_address(flags: &Flags, mode: Option<u32>) -> Result<Address, String> {
 
 fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, String> {
     let wrong = |what| format!("--metrics {text}: {what}");
-    if let Some(path) = text.strip_prefix("unix:") {
-        return match path {
-            "" => Err(wrong("unix: needs a path")),
-            path => Ok(Address::Unix { path: path.into(), mode }),
-        };
+    match text.strip_prefix("unix:") {
+        Some("") => return Err(wrong("unix: needs a path")),
+        Some(path) => return Ok(Address::Unix { path: path.into(), mode }),
+        None => {}
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
     let port = number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
