@@ -198,11 +198,7 @@ impl Directory {
                 self.files.len() - 1
             }
         };
-        // Mostly it is the file that was used last.
-        if index + 1 < self.files.len() {
-            let used = self.files.remove(index);
-            self.files.push(used);
-        }
+        self.files[index..].rotate_left(1);
         Ok(&self.files.last().expect("it was just added, or found").file)
     }
 
