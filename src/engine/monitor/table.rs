@@ -169,21 +169,17 @@ impl Out<'_> {
 
     /// Writes the values of a row: cells, a part of a line, or members of an object.
     pub fn cells<R>(&mut self, columns: &[Column<R>], row: &R) {
+        if self.format == MediaType::Json {
+            return self.values(columns, row);
+        }
         for (_, title, value) in columns {
             let value = value(row);
-            match self.format {
-                MediaType::Json => return self.values(columns, row),
-                MediaType::Text => {
-                    // Most values fit into 8 characters. Padding needs the whole text of the value.
-                    let (width, text) = (title.len().max(8), value.to_string());
-                    self.push(format_args!(" {text:>width$}"));
-                }
-                // Zeros are dim.
-                MediaType::Html if value.number() == Some(0) => {
-                    self.push(format_args!("<td><i>{value}</i>"));
-                }
-                MediaType::Html => self.push(format_args!("<td>{value}")),
-            }
+            let text = value.to_string();
+            // Zeros are dim.
+            let [dim, end] = if value.number() == Some(0) { ["<i>", "</i>"] } else { ["", ""] };
+            // Most values fit into 8 characters. Padding needs the whole text of the value.
+            let width = title.len().max(8);
+            self.each(format_args!("<td>{dim}{text}{end}"), format_args!(" {text:>width$}"), "");
         }
     }
 }
