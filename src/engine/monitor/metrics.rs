@@ -381,13 +381,12 @@ impl Samples<'_> {
     fn sample(&mut self, suffix: &str, labels: fmt::Arguments<'_>, value: impl Display) {
         let family = self.family;
         self.push(format_args!("{family}{suffix}"));
-        let tube =
-            self.tube.map(|tube| fmt::from_fn(move |f| write!(f, "tube=\"{}\"", Label(tube))));
-        match (tube, labels.as_str()) {
+        // A tube name has no character that needs an escape.
+        match (self.tube, labels.as_str()) {
             (None, Some("")) => {}
             (None, _) => self.push(format_args!("{{{labels}}}")),
-            (Some(tube), Some("")) => self.push(format_args!("{{{tube}}}")),
-            (Some(tube), _) => self.push(format_args!("{{{tube},{labels}}}")),
+            (Some(tube), Some("")) => self.push(format_args!("{{tube=\"{tube}\"}}")),
+            (Some(tube), _) => self.push(format_args!("{{tube=\"{tube}\",{labels}}}")),
         }
         self.push(format_args!(" {value}\n"));
     }
