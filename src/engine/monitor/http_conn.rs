@@ -315,15 +315,14 @@ impl<S: Stream> HttpConn<S> {
     /// # Errors
     /// There is no memory for a slice, or the stream fails.
     pub fn write_slice(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        let is_wanted = self.wants_slice();
+        if self.has_output() {
+            return Ok(());
+        }
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
             (&mut self.phase, state)
         else {
             return Ok(());
         };
-        if !is_wanted {
-            return Ok(());
-        }
         let view = View::of(server, measurements, now);
         if !(view.server.process.has_headroom)(Headroom::ThreeQuarters) {
             return Err(ErrorKind::OutOfMemory.into());
