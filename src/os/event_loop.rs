@@ -36,7 +36,6 @@ use mio::{Interest, Token};
 use socket2::Socket;
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -202,19 +201,14 @@ impl EventLoop {
         if !self.server.has_room() || self.server.try_reserve_one().is_err() {
             return Err(ErrorKind::OutOfMemory.into());
         }
-        match self.acceptor.accept(self.server.connection_count(), self.poller.now)? {
-            Some((socket, client)) => self.connect(socket, client.as_socket()),
-            None => Ok(()),
-        }
-    }
-
-    /// Adds a connection. That of a Unix socket has no address.
-    fn connect(&mut self, socket: Socket, address: Option<SocketAddr>) -> io::Result<()> {
+        let accepted = self.acceptor.accept(self.server.connection_count(), self.poller.now)?;
+        let Some((socket, client)) = accepted else { return Ok(()) };
         let token = Token(self.server.vacant_key().index());
         let mut source = SourceFd(&socket.as_raw_fd());
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         self.poller.registry().register(&mut source, token, interest)?;
-        let connected = self.server.connect(socket, address);
+        // The client of a Unix socket has no address.
+        let connected = self.server.connect(socket, client.as_socket());
         connected.map(|_| ()).map_err(|_| ErrorKind::OutOfMemory.into())
     }
 }
