@@ -29,7 +29,7 @@ use crate::engine::keys::ConnKey;
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::monitor::measurements::Measurements;
 use crate::engine::server::{Readiness, Server};
-use crate::engine::time::Nanos;
+use crate::engine::time::{ClockOffset, Nanos};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
@@ -90,7 +90,8 @@ impl EventLoop {
                 return Ok(stop);
             }
             if self.server.has_binlog() {
-                self.server.set_clock_offset(clock::offset(self.poller.now));
+                let offset = ClockOffset::between(self.poller.now, clock::time_of_day());
+                self.server.set_clock_offset(offset);
             }
             self.server.begin(self.poller.now, due);
             // The first visit takes the time at which the wait has ended, unless more was done since.

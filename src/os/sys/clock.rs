@@ -1,6 +1,6 @@
 //! Clocks, and an alarm that counts the time in which the machine is suspended.
 
-use crate::engine::time::{ClockOffset, Nanos};
+use crate::engine::time::Nanos;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -89,11 +89,6 @@ pub fn monotonic() -> Nanos {
 /// Returns the time of day of the system, since 1970.
 pub fn time_of_day() -> Nanos {
     read(libc::CLOCK_REALTIME)
-}
-
-/// Returns the time of day minus `now`, the time of a [`Clock`]: not zero if the system's clock was set.
-pub fn offset(now: Nanos) -> ClockOffset {
-    ClockOffset::between(now, time_of_day())
 }
 
 fn read(clock: libc::clockid_t) -> Nanos {
