@@ -156,7 +156,7 @@ impl Home {
 
     fn sync(&self) -> io::Result<()> {
         match self.file.sync_all() {
-            Err(error) if files::is_unsyncable(&error) => {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 self.warned.call_once(|| {
                     warn!(
                         "-b {}: this file system cannot sync a directory: {error}; after a power \

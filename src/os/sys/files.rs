@@ -37,11 +37,6 @@ pub fn free_bytes(file: &File) -> io::Result<u64> {
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Returns whether a directory could not be synced because its file system cannot do that.
-pub fn is_unsyncable(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EINVAL)
-}
-
 /// Starts writing a part of a file to the disk, without waiting for the disk unless its request queue
 /// is full. The next sync returns the errors.
 pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
