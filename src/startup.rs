@@ -25,7 +25,7 @@ use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::EventLoop;
 use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, EXIT_REFUSED, Failure, remedy};
-use crate::os::init::{self, Machine};
+use crate::os::init::Machine;
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{Duty, Membership, Standing};
 use crate::os::metrics_server::MetricsServer;
@@ -67,7 +67,9 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     memory::keep_headroom();
     // Before anything else opens a descriptor.
     let inherited = listen::inherited()?;
-    init::reap_orphans();
+    if machine::is_first_process() {
+        machine::reap_orphans();
+    }
     if let Some(machine) = machine {
         machine.prepare(options.user.as_deref()).map_err(|why| Failure::new(1, why))?;
     }

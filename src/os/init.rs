@@ -69,13 +69,6 @@ const WAIT_ATTEMPTS: usize = 1000;
 /// Interfaces with numbers from 1 to this are searched. The first one after loopback is rarely beyond.
 const INTERFACES: u32 = 64;
 
-/// Reaps orphans, if this is a first process.
-pub fn reap_orphans() {
-    if machine::is_first_process() {
-        machine::ignore_child_status();
-    }
-}
-
 impl Machine {
     /// Returns the machine if this is its first process. From now on the machine shuts down with this
     /// process, also after a panic.

@@ -65,7 +65,7 @@ pub fn is_first_process() -> bool {
 }
 
 /// Makes the kernel reap the orphans that the first process inherits, and reaps those that have ended.
-pub fn ignore_child_status() {
+pub fn reap_orphans() {
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
