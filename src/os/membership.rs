@@ -109,7 +109,6 @@ impl LeaseNote {
 
 /// A server that leads, or waits until it can.
 #[cfg(not(feature = "etcd"))]
-#[derive(Debug)]
 pub enum Membership {}
 
 #[cfg(not(feature = "etcd"))]
