@@ -77,10 +77,9 @@ pub struct Options {
 }
 
 /// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text: the time, the level and the message.
-    #[default]
     Text,
     /// A JSON object with the same three values.
     Json,
@@ -282,7 +281,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         metrics,
         metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
         log_level: LEVELS[flags.count("V").min(LEVELS.len() - 1)],
-        log_format: log_format.unwrap_or_default(),
+        log_format: log_format.unwrap_or(LogFormat::Text),
         warnings,
     })
 }

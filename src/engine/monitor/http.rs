@@ -92,9 +92,8 @@ pub fn query_value(query: &str, name: &str) -> Option<String> {
 }
 
 /// The media types of the status page. Of types with equal quality the first is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaType {
-    #[default]
     Html,
     Text,
     Json,
@@ -125,7 +124,7 @@ impl MediaType {
         // Of equal ones the last counts.
         let types = [MediaType::Json, MediaType::Text, MediaType::Html];
         let preferred = types.into_iter().max_by_key(|own| own.quality(fields.clone()));
-        preferred.unwrap_or_default()
+        preferred.unwrap_or(MediaType::Html)
     }
 
     /// Returns the quality of this type in thousandths: that of the most specific range that matches it.
