@@ -88,7 +88,7 @@ impl<'a> View<'a> {
 }
 
 /// The state that responses describe.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum ServerState<'a> {
     /// The server reads its binlog and accepts no clients yet.
     Starting,

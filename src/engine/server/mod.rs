@@ -55,7 +55,6 @@ use link::Link;
 use log::{debug, warn};
 use slab::Slab;
 use std::collections::{TryReserveError, VecDeque};
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -104,13 +103,6 @@ pub trait Observed {
     fn conn(&self, number: usize) -> Option<&Conn>;
     /// Returns a number that is above those of all keys.
     fn numbers_end(&self) -> usize;
-}
-
-/// With `Debug` as a supertrait the output of the whole server would be a part of the program.
-impl fmt::Debug for dyn Observed + '_ {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Server")
-    }
 }
 
 /// The lists of connections grow by at least this many.
@@ -672,7 +664,7 @@ impl<S: Read + Write> Server<S> {
     }
 }
 
-impl<S: std::fmt::Debug> Observed for Server<S> {
+impl<S> Observed for Server<S> {
     fn store(&self) -> &Store {
         &self.store
     }
