@@ -427,12 +427,9 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     }
     // A constant of this size would be a hundredth of the program.
     let zeros = vec![0; ZEROS];
-    let mut offset = from;
-    while offset < to {
+    for offset in (from..to).step_by(ZEROS) {
         let left = usize::try_from(to - offset).unwrap_or(usize::MAX);
-        let zeros = &zeros[..left.min(ZEROS)];
-        file.write_all_at(zeros, offset)?;
-        offset += zeros.len() as u64;
+        file.write_all_at(&zeros[..left.min(ZEROS)], offset)?;
     }
     Ok(())
 }
