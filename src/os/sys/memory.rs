@@ -159,12 +159,8 @@ impl MemoryReserve {
     // ---- Pieces ----
 
     fn refill_if_due(&self) {
-        let is_due = self.freed.load(Relaxed) >= PIECE_BYTES || {
-            let now = monotonic().as_nanos();
-            let passed = now.saturating_sub(self.tried_at.load(Relaxed));
-            passed >= REFILL_PAUSE_NANOS
-        };
-        if is_due {
+        let passed = || monotonic().as_nanos().saturating_sub(self.tried_at.load(Relaxed));
+        if self.freed.load(Relaxed) >= PIECE_BYTES || passed() >= REFILL_PAUSE_NANOS {
             self.refill();
         }
     }
