@@ -64,11 +64,10 @@ pub fn tube_names(conn: &mut Conn) -> Result<Vec<String>, Failure> {
 /// Returns those of these tubes that are there.
 pub fn tubes(conn: &mut Conn, names: &[String]) -> Result<Vec<Tube>, Failure> {
     let replies = conn.ask_each(names, |name| format!("stats-tube {name}"))?;
-    let tube = |(name, reply): (&String, Reply)| match reply.document("stats-tube") {
-        Ok(stats) => stats.map(|stats| {
-            Ok(Tube { name: name.clone(), stats: Fields::of_document(&stats), oldest: 0 })
-        }),
-        Err(failure) => Some(Err(failure)),
+    let tube = |(name, reply): (&String, Reply)| {
+        let stats = reply.document("stats-tube").transpose()?;
+        let stats = stats.map(|stats| Fields::of_document(&stats));
+        Some(stats.map(|stats| Tube { name: name.clone(), stats, oldest: 0 }))
     };
     names.iter().zip(replies).filter_map(tube).collect()
 }
