@@ -9,6 +9,7 @@ use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
 use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
+use super::table::{Rate, Value};
 use super::tube_page::TubePage;
 use crate::engine::headroom::Headroom;
 use crate::engine::protocol::stats::ServerStats;
@@ -81,9 +82,9 @@ impl<'a> View<'a> {
         View { server: store.stats(), queue: &store.queue, conns, measurements, now }
     }
 
-    /// Returns the rates of the server in the last interval, if two samples were taken.
-    pub fn latest(&self) -> Option<Rates> {
-        self.measurements.points(self.now).last().map(|point| point.rates)
+    /// Returns one of the rates of the server in the last interval, if two samples were taken.
+    pub fn rate(&self, of: fn(Rates) -> Rate) -> Value {
+        Value::Rate(self.measurements.points(self.now).last().map(|point| of(point.rates)))
     }
 }
 

@@ -47,10 +47,8 @@ fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
         ("reserved", "held", |view| Value::Count(view.queue.totals.reserved)),
         ("delayed", "delayed", |view| Value::Count(view.queue.totals.delayed)),
         ("buried", "buried", |view| Value::Count(view.queue.totals.buried)),
-        ("puts_per_second", "in/s", |view| Value::Rate(view.latest().map(|rates| rates.puts))),
-        ("deletes_per_second", "out/s", |view| {
-            Value::Rate(view.latest().map(|rates| rates.deletes))
-        }),
+        ("puts_per_second", "in/s", |view| view.rate(|rates| rates.puts)),
+        ("deletes_per_second", "out/s", |view| view.rate(|rates| rates.deletes)),
         ("urgent", "urgent", |view| Value::Count(view.queue.totals.urgent)),
         ("timeouts", "timeouts", |view| Value::Count(view.queue.totals.timeouts)),
         ("tubes", "tubes", |view| Value::Count(view.queue.tubes.len() as u64)),
