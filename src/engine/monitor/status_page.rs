@@ -118,11 +118,8 @@ impl Page for StatusPage {
                 self.stage = Stage::Rows(0);
             }
             &mut Stage::Rows(next) => {
-                let next = self.write_rows(next, start, view, out);
-                self.stage = Stage::Rows(next.unwrap_or(0));
-                if next.is_none() {
-                    return true;
-                }
+                let Some(next) = self.write_rows(next, start, view, out) else { return true };
+                self.stage = Stage::Rows(next);
             }
         }
         self.written += text.len() - start;
