@@ -208,15 +208,13 @@ fn recover(
     let failed = |error| failure_of_replay(place, &error);
     let begun_at = poller.read_clock();
     let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
-    while let Some(file) = replay.next_file() {
+    loop {
         if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
             return Ok(());
         }
+        let Some(file) = replay.next_file() else { break };
         poller.notifier.reading(file, poller.now);
         replay.read_file().map_err(failed)?;
-    }
-    if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
-        return Ok(());
     }
     let recovered = replay.finish(poller.now).map_err(failed)?;
     let Recovered { jobs, files, used_bytes, .. } = recovered;
