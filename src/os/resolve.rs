@@ -99,9 +99,7 @@ fn port_in(text: &str, service: &str) -> Option<u16> {
 fn user_in(text: &str, name: &str) -> Option<Identity> {
     text.lines().find_map(|line| {
         let mut fields = line.split(':');
-        if fields.next() != Some(name) {
-            return None;
-        }
+        fields.next().filter(|&own| own == name)?;
         let mut numbers = fields.skip(1).map(str::parse);
         Identity::new(numbers.next()?.ok()?, numbers.next()?.ok()?)
     })
