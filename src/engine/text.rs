@@ -116,7 +116,6 @@ const PAIRS: [[u8; 2]; 100] = {
 };
 
 /// Displays a number in groups of three digits, such as `3,120`.
-#[derive(Clone, Copy, Debug)]
 pub struct Grouped(pub u64);
 
 impl fmt::Display for Grouped {
@@ -159,7 +158,6 @@ pub fn is_unprintable(char: char) -> bool {
 }
 
 /// Displays text as the content of a JSON string, without the quotes (RFC 8259, section 7).
-#[derive(Clone, Copy, Debug)]
 pub struct JsonText<'t>(pub &'t str);
 
 impl fmt::Display for JsonText<'_> {

@@ -47,7 +47,6 @@ struct Network {
 }
 
 /// A disk and its mount point.
-#[derive(Debug, PartialEq, Eq)]
 struct Mount {
     device: String,
     directory: String,

@@ -31,7 +31,6 @@ pub const HEADER_FIELDS: &str = concat!(
 );
 
 /// Displays text with escapes for HTML content and quoted attributes.
-#[derive(Clone, Copy, Debug)]
 pub struct Escaped<'t>(pub &'t str);
 
 impl Display for Escaped<'_> {

@@ -31,7 +31,6 @@ pub enum Value {
 pub struct Rate(pub u64);
 
 /// Displays a value as a JSON number or `null`.
-#[derive(Clone, Copy, Debug)]
 pub struct JsonNumber(pub Value);
 
 impl Rate {

@@ -26,7 +26,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The system's allocator, with the headroom of the process.
-#[derive(Clone, Copy, Debug)]
 pub struct Allocator;
 
 static RESERVE: MemoryReserve = MemoryReserve::new();

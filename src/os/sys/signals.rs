@@ -6,7 +6,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// The meaning of a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Stop the server.
     Stop(Stop),
