@@ -160,8 +160,14 @@ fn serve(
         let reads_back = options.settings.body_cache_bytes.is_some();
         if reads_back || matches!(options.fsync, Syncing::Within(_)) {
             let waker = poller.waker().map_err(cannot_wait)?;
-            let started = directory.start_threads(waker, reads_back);
-            started.map_err(Failure::of_system("start a thread"))?;
+            match directory.start_threads(waker, reads_back) {
+                Err(error) if !reads_back => {
+                    warn!(
+                        "cannot start a thread: {error}; clients wait while the binlog is synced"
+                    );
+                }
+                started => started.map_err(Failure::of_system("start a thread"))?,
+            }
         }
         let disk = Box::new(directory);
         recover(&mut poller, &mut server, &path.display(), disk, options.fsync)?;

@@ -82,3 +82,13 @@ fn a_thread_syncs_what_no_reply_waits_for() {
     wait_until("the record is synced", || syncs(false) > 0);
     assert_eq!(syncs(true), at_start, "the loop has waited for the disk");
 }
+
+#[test]
+fn without_a_thread_the_loop_syncs() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let Some(mut daemon) = start_with_fault("clone,clone3:error=EAGAIN", &flags) else { return };
+    let mut client = Client::connect(daemon.address());
+    client.expect(put(0, 0, 9, "x"), "INSERTED 1");
+    daemon.wait_for_log("cannot start a thread: Resource temporarily unavailable");
+}
