@@ -44,7 +44,7 @@ impl Failure {
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => "; create the directory",
-        Some(libc::EACCES) => "; make the directory belong to the user of the server",
+        Some(libc::EACCES) => "; make the directory and its files belong to the user of the server",
         Some(libc::EROFS) => {
             "; mount it writable, or name it in ReadWritePaths= of the systemd unit"
         }

@@ -149,7 +149,12 @@ fn prepare_tcp(socket: &Socket) -> io::Result<()> {
 
 fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<Socket, String> {
     let failed = |error: io::Error| {
-        format!("cannot listen on unix:{}: {error}{}", path.display(), remedy(&error))
+        let remedy = match error.raw_os_error() {
+            // Of a socket, `has_stale_socket` has found out more.
+            Some(libc::EADDRINUSE) => "; it links to nothing: remove it, or choose another path",
+            _ => remedy(&error),
+        };
+        format!("cannot listen on unix:{}: {error}{remedy}", path.display())
     };
     if has_stale_socket(path)? {
         std::fs::remove_file(path).map_err(failed)?;

@@ -76,7 +76,7 @@ fn a_directory_that_is_missing_or_belongs_to_another_user() {
     let parts = [
         path_text(&missing),
         "Permission denied",
-        "; make the directory belong to the user of the server",
+        "; make the directory and its files belong to the user of the server",
     ];
     assert_output(&output, 10, false, &parts);
 }

@@ -54,6 +54,9 @@ fn the_server_replaces_a_stale_unix_socket_and_no_other_file() {
     let file = socket.directory.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     assert_refused(&["-l", &format!("unix:{}", file.display())], 111, "is no socket");
+    let link = socket.directory.path().join("link");
+    std::os::unix::fs::symlink(socket.directory.path().join("nothing"), &link).unwrap();
+    assert_refused(&["-l", &format!("unix:{}", link.display())], 111, "it links to nothing");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
