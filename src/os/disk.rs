@@ -325,10 +325,12 @@ impl Disk for Directory {
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
-        let FinishedSync { result, took } = match self.synced.take() {
+        let FinishedSync { result, took, files } = match self.synced.take() {
             Some(finished) => finished,
             None => self.threads.as_ref()?.syncs.finished(must_wait)?,
         };
+        drop(files);
+        self.reserve_fds();
         self.sync_times.count(took);
         Some(result)
     }
@@ -376,27 +378,29 @@ impl Disk for Directory {
     }
 
     fn truncate_step(&mut self) -> bool {
-        let Some((file, len)) = self.unlinked.first_mut() else { return false };
-        // If truncating fails, closing the descriptor frees the space.
-        let is_cut = match &self.threads {
-            // The end of the task wakes the loop for the next step.
-            Some(Threads { syncs, .. }) if syncs.waiting() > 0 => return false,
-            Some(Threads { syncs, .. }) => {
-                *len = len.saturating_sub(TRUNCATE_STEP_OF_THREAD);
-                let (file, len) = (Arc::clone(file), *len);
-                syncs.run(move || drop(file.set_len(len)));
-                true
+        while let Some((file, len)) = self.unlinked.first_mut() {
+            match &self.threads {
+                // The end of a task wakes the loop for the next step.
+                Some(Threads { syncs, .. }) if syncs.waiting() > 0 => return false,
+                Some(Threads { syncs, .. }) if *len > 0 => {
+                    *len = len.saturating_sub(TRUNCATE_STEP_OF_THREAD);
+                    let (file, len) = (Arc::clone(file), *len);
+                    syncs.run(move || drop(file.set_len(len)));
+                    return false;
+                }
+                None if *len > 0 => {
+                    *len = len.saturating_sub(TRUNCATE_STEP);
+                    if file.set_len(*len).is_ok() && *len > 0 {
+                        return true;
+                    }
+                }
+                Some(_) | None => {}
             }
-            None => {
-                *len = len.saturating_sub(TRUNCATE_STEP);
-                file.set_len(*len).is_ok()
-            }
-        };
-        if *len == 0 || !is_cut {
+            // If truncating has failed, closing the descriptor frees the space.
             self.unlinked.remove(0);
             self.reserve_fds();
         }
-        !self.unlinked.is_empty() && self.threads.is_none()
+        false
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {

@@ -43,6 +43,8 @@ type Task = Box<dyn FnOnce() + Send>;
 pub struct FinishedSync {
     pub result: Result<(), BinlogError>,
     pub took: Nanos,
+    /// The files that were synced. The loop closes them, so that no client takes the descriptors.
+    pub files: Vec<Arc<File>>,
 }
 
 /// Files to be synced. Those that cannot be opened are errors of the sync.
@@ -138,14 +140,18 @@ impl FinishedSync {
         let begun_at = monotonic();
         let names = home.map_or(Ok(()), Home::sync);
         let names = names.map_err(|error| BinlogError::of_sync(None, error));
-        let mut files = files.into_iter();
+        let mut synced = Vec::new();
         let result = names.and_then(|()| {
-            files.try_for_each(|(number, file)| {
-                let synced = file.and_then(|file| file.sync_data());
-                synced.map_err(|error| BinlogError::of_sync(Some(number), error))
+            files.into_iter().try_for_each(|(number, file)| {
+                let done = file.and_then(|file| {
+                    let done = file.sync_data();
+                    synced.push(file);
+                    done
+                });
+                done.map_err(|error| BinlogError::of_sync(Some(number), error))
             })
         });
-        FinishedSync { result, took: monotonic().since(begun_at) }
+        FinishedSync { result, took: monotonic().since(begun_at), files: synced }
     }
 }
 

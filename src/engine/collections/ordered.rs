@@ -62,6 +62,9 @@ impl<E: Ranked> Entry for E {
     }
 }
 
+/// The heap may grow again for each entry at which the tree has a multiple of this number.
+const ASKED_AGAIN: usize = 64;
+
 /// The order of entries of this type in the tree.
 #[derive(Debug)]
 pub struct ByRank<E>(PhantomData<E>);
@@ -123,9 +126,9 @@ impl<E: Ranked> Ordered<E> {
         }
     }
 
-    /// While the tree has entries, the system is not asked again for each one.
+    /// While the tree has entries, the system is asked again for some of them only.
     fn try_grow(&mut self) -> bool {
-        self.tree.len() == 0 && self.heap.try_reserve_one().is_ok()
+        self.tree.len().is_multiple_of(ASKED_AGAIN) && self.heap.try_reserve_one().is_ok()
     }
 
     /// Removes the object `key`, which must be here.

@@ -134,6 +134,16 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
         Some(first)
     }
 
+    /// Returns the first key for which `is_before`, true for the first ones, returns false.
+    pub fn first_from(&self, store: &O::Store, is_before: impl Fn(u32) -> bool) -> Option<u32> {
+        let (mut first, mut node) = (NIL, self.root);
+        while node != NIL {
+            let Links { previous: left, next: right } = store.links(node);
+            (first, node) = if is_before(node) { (first, right) } else { (node, left) };
+        }
+        some(first)
+    }
+
     /// Returns the keys in order, without the first ones for which `is_before` returns true.
     pub fn iter_from(
         &self,
@@ -276,8 +286,14 @@ pub(super) mod tests {
             });
             assert_eq!(seen, model);
             let from = random.u32(..100);
-            let rest = tree.iter_from(&store, |key| store[key as usize].0 < from);
-            assert!(rest.eq(model.range((from, 0)..).map(|&(_, key)| key)), "step {step}");
+            let is_before = |key| store[key as usize].0 < from;
+            let first = tree.first_from(&store, is_before);
+            let rest: Vec<u32> = tree.iter_from(&store, is_before).collect();
+            assert_eq!(rest.first(), first.as_ref());
+            assert!(
+                rest.into_iter().eq(model.range((from, 0)..).map(|&(_, key)| key)),
+                "step {step}"
+            );
         }
         while tree.pop_first(&mut store).is_some() {}
         assert_eq!(tree.len(), 0);

@@ -10,6 +10,7 @@ use super::table::{Column, Value};
 use crate::attention::TubeFacts;
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::queue::groups::Rank;
+use crate::engine::queue::job;
 use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::Tubes;
@@ -108,12 +109,15 @@ pub struct Cursor {
     ready_left: usize,
     /// The number of waiters to scan, in the same order.
     waiters_left: usize,
+    /// The next ready job to scan for which the heap had no memory.
+    next_in_tree: Option<job::Rank>,
     /// The next ready job of a group to scan, if some are not among the others.
     next_of_group: Option<Rank>,
 }
 
 /// The costs of scanning one of each, in units of about 10 ns.
 const READY_COST: usize = 4;
+const TREE_COST: usize = 32;
 const GROUP_COST: usize = 32;
 const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
@@ -188,7 +192,8 @@ impl Cursor {
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
         let (ready_left, waiters_left) = (tube.ready.heap().len(), tube.waiters.len());
         let next_of_group = (tube.behind > 0).then(|| Rank::first(key, tube.epoch));
-        Cursor { tube: key, stats, ready_left, waiters_left, next_of_group }
+        let next_in_tree = tube.ready.tree().first().map(|_| (0, 0));
+        Cursor { tube: key, stats, ready_left, waiters_left, next_in_tree, next_of_group }
     }
 
     /// Scans ready jobs and waiters, and subtracts their cost from `budget`. Returns whether the
@@ -199,10 +204,14 @@ impl Cursor {
         let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
-        // Only without memory a job is in the tree. Of very many the first are scanned.
-        let in_tree = tube.ready.tree().iter(&view.queue.jobs).take(budget.div_ceil(READY_COST));
         let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
-        let scanned = scanned.chain(in_tree.map(JobKey::from_number));
+        let rank = |key| view.queue.jobs[JobKey::from_number(key)].rank();
+        let mut in_tree = self.next_in_tree.take().into_iter().flat_map(|from| {
+            tube.ready.tree().iter_from(&view.queue.jobs, move |key| rank(key) < from)
+        });
+        let (most, mut of_tree) = (budget.div_ceil(TREE_COST), 0);
+        let next_ones = in_tree.by_ref().take(most).inspect(|_| of_tree += 1);
+        let scanned = scanned.chain(next_ones.map(JobKey::from_number));
         let groups = &view.queue.unique.groups;
         let from = self.next_of_group.take();
         let mut of_groups = from.into_iter().flat_map(|place| groups.ready_from(place));
@@ -218,12 +227,14 @@ impl Cursor {
                 stats.facts.oldest = view.now.since(created_at + Nanos::from_secs(delay_secs));
             }
         }
+        self.next_in_tree = in_tree.next().map(rank);
         self.next_of_group = of_groups.next().map(|member| member.rank);
-        *budget = budget.saturating_sub(count * GROUP_COST);
+        *budget = budget.saturating_sub(of_tree * TREE_COST + count * GROUP_COST);
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
         self.stats.facts.waiting += waiting.count() as u64;
-        self.ready_left == 0 && self.waiters_left == 0 && self.next_of_group.is_none()
+        let are_left = self.next_in_tree.is_some() || self.next_of_group.is_some();
+        self.ready_left == 0 && self.waiters_left == 0 && !are_left
     }
 }
 

@@ -219,7 +219,8 @@ impl Queue {
 
     /// Returns a flushed ready job that is behind others.
     pub(super) fn flushed_behind(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
-        self.unique.groups.ready_from(Rank::first(tube, epoch)).next().map(|first| first.job)
+        let groups = &self.unique.groups;
+        groups.first_from(Rank::first(tube, epoch)).map(|first| groups.member(first).job)
     }
 
     /// Takes a flushed job out of its group, before it is freed.

@@ -232,13 +232,13 @@ impl Groups {
 
     /// Returns the first ready job of a group in a tube, of which this is the rank of some job.
     pub fn first_of_group(&self, of: Rank) -> Option<MemberKey> {
-        let first = self.keys_from(Rank { pri: 0, id: 0, ..of }).next();
+        let first = self.first_from(Rank { pri: 0, id: 0, ..of });
         first.filter(|&first| self.members[first].rank.group == of.group)
     }
 
     /// Returns the best ready job with a group in a tube; of more than `most` groups, that of some.
     pub fn best_in_tube(&self, tube: TubeKey, epoch: u8, most: usize) -> Option<JobKey> {
-        let first_from = |place| self.ready_from(place).next();
+        let first_from = |place| self.first_from(place).map(|key| &self.members[key]);
         let next = |it: &&Member| {
             let group = it.rank.group.number().checked_add(1).map(GroupKey::from_number)?;
             first_from(Rank { group, pri: 0, id: 0, ..it.rank })
@@ -249,24 +249,27 @@ impl Groups {
 
     /// Returns the ready jobs with a group in a tube, from this place on.
     pub fn ready_from(&self, place: Rank) -> impl Iterator<Item = &Member> {
-        self.keys_from(place).map(|key| &self.members[key])
+        let from = self.placed.iter_from(&self.members, move |key| self.rank(key) < place);
+        let members = from.map(|key| at(key, &self.members));
+        members.take_while(move |member| member.rank.is_next_to(place))
     }
 
-    /// Returns the jobs of a tube that are ready, or have a slot, from this place on.
-    fn keys_from(&self, place: Rank) -> impl Iterator<Item = MemberKey> {
-        let from =
-            self.placed.iter_from(&self.members, move |key| at(key, &self.members).rank < place);
-        from.map(MemberKey::from_number).take_while(move |&key| {
-            let Rank { tube, epoch, has_slot, .. } = self.members[key].rank;
-            (tube, epoch, has_slot) == (place.tube, place.epoch, place.has_slot)
-        })
+    /// Returns the first job of a tube that is ready, or has a slot, from this place on.
+    pub fn first_from(&self, place: Rank) -> Option<MemberKey> {
+        let first = self.placed.first_from(&self.members, |key| self.rank(key) < place);
+        let first = first.filter(|&first| self.rank(first).is_next_to(place));
+        first.map(MemberKey::from_number)
+    }
+
+    fn rank(&self, key: u32) -> Rank {
+        at(key, &self.members).rank
     }
 
     // ---- Slots ----
 
     /// Returns a member with a slot in a tube.
     pub fn any_with_slot(&self, tube: TubeKey, epoch: u8) -> Option<MemberKey> {
-        self.keys_from(Rank { has_slot: true, ..Rank::first(tube, epoch) }).next()
+        self.first_from(Rank { has_slot: true, ..Rank::first(tube, epoch) })
     }
 
     /// Returns whether a group may have a free slot and parked jobs.
@@ -343,6 +346,12 @@ impl Rank {
     /// Returns a place before all jobs with groups in a tube.
     pub fn first(tube: TubeKey, epoch: u8) -> Rank {
         Rank { tube, epoch, ..Rank::default() }
+    }
+
+    /// Returns whether both are ready jobs of a tube, or both have slots.
+    fn is_next_to(self, other: Rank) -> bool {
+        let part = |rank: Rank| (rank.tube, rank.epoch, rank.has_slot);
+        part(self) == part(other)
     }
 
     fn in_group(self) -> (u32, u64) {
