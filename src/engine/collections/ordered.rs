@@ -135,7 +135,7 @@ impl<E: Ranked> Ordered<E> {
     #[inline]
     pub fn remove(&mut self, key: u32, store: &mut E::Store) {
         match store.links(key).index() {
-            None if self.tree.remove(key, store) => {}
+            None if self.tree.len() > 0 && self.tree.remove(key, store) => {}
             None => self.run.remove(store, key),
             Some(index) => {
                 let removed = self.heap.remove(index, store).key();
