@@ -173,11 +173,11 @@ impl<E: Ranked> Ordered<E> {
         let others = self.run.iter(store).take(count).chain(self.tree.iter(store).take(count));
         let mut first = self.heap.first_entries(count, store);
         first.extend(others.map(|key| E::of(key, store)));
-        first.sort_by(
-            |a, b| {
-                if a.precedes(*b, store) { Ordering::Less } else { Ordering::Greater }
-            },
-        );
+        let order = |a: &E, b: &E| match a.precedes(*b, store) {
+            true => Ordering::Less,
+            false => Ordering::Greater,
+        };
+        first.sort_by(order);
         first.into_iter().take(count).map(E::key)
     }
 
@@ -209,8 +209,7 @@ impl<E: Ranked> Ordered<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::collections::chains::{low_half, mix};
-    use crate::engine::collections::tree::tests::Store;
+    use crate::engine::collections::tree::tests::{ByNumber, Store};
     use crate::engine::headroom;
     use std::collections::BTreeSet;
 
@@ -232,8 +231,8 @@ mod tests {
             (self.0, self.1) < (other.0, other.1)
         }
 
-        fn weight(key: u32, _: &Store) -> u32 {
-            low_half(mix(key.into()))
+        fn weight(key: u32, store: &Store) -> u32 {
+            ByNumber::weight(key, store)
         }
     }
 

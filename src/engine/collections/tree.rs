@@ -232,7 +232,7 @@ pub(super) mod tests {
     pub type Store = Vec<(u32, Links)>;
 
     #[derive(Debug)]
-    struct ByRank;
+    pub struct ByNumber;
 
     impl Linked for Store {
         fn links(&self, key: u32) -> Links {
@@ -244,7 +244,7 @@ pub(super) mod tests {
         }
     }
 
-    impl Order for ByRank {
+    impl Order for ByNumber {
         type Store = Store;
 
         fn precedes(key: u32, other: u32, store: &Store) -> bool {
@@ -261,7 +261,7 @@ pub(super) mod tests {
         const KEYS: u32 = 300;
         let mut random = fastrand::Rng::with_seed(5);
         let mut store: Store = vec![(0, Links::LOOSE); KEYS as usize];
-        let mut tree = Tree::<ByRank>::default();
+        let mut tree = Tree::<ByNumber>::default();
         let mut model: BTreeSet<(u32, u32)> = BTreeSet::new();
         for step in 0..40_000 {
             let key = random.u32(..KEYS);
@@ -307,7 +307,7 @@ pub(super) mod tests {
             [&mut |key| key, &mut |key| KEYS - key, &mut |_| random.u32(..)];
         for rank in orders {
             let mut store: Store = (0..KEYS).map(|key| (rank(key), Links::LOOSE)).collect();
-            let mut tree = Tree::<ByRank>::default();
+            let mut tree = Tree::<ByNumber>::default();
             (0..KEYS).for_each(|key| tree.insert(key, &mut store));
             let (mut level, mut depth) = (vec![tree.root], 0);
             while !level.is_empty() {

@@ -174,7 +174,7 @@ impl Cursor {
                 watching: tube.watching.into(),
                 ..TubeFacts::default()
             },
-            delayed: tube.delayed_count() as u64,
+            delayed: tube.delayed.len() as u64,
             urgent: tube.urgent.into(),
             total_jobs: tube.total_jobs,
             deletes: tube.deletes,

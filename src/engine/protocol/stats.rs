@@ -259,7 +259,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
         .line("current-jobs-urgent", tube.urgent)
         .line("current-jobs-ready", tube.ready_count())
         .line("current-jobs-reserved", tube.reserved)
-        .line("current-jobs-delayed", tube.delayed_count())
+        .line("current-jobs-delayed", tube.delayed.len())
         .line("current-jobs-buried", tube.buried.len())
         .line("total-jobs", tube.total_jobs)
         .line("current-using", tube.using)

@@ -142,7 +142,7 @@ impl SelectionScan {
             return false;
         }
         let listed = usize::from(takes_ready) * tube.ready_count()
-            + usize::from(takes_delayed) * tube.delayed_count()
+            + usize::from(takes_delayed) * tube.delayed.len()
             + usize::from(takes_buried) * buried.len() as usize;
         let cost = listed * LISTED_COST;
         if cost > queue.limits.jobs_compared_at_once {

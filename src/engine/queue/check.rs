@@ -133,7 +133,7 @@ impl Queue {
         });
         let noted = [tube.reserved, buried.len(), tube.urgent, tube.using, tube.watching];
         let [reserved, buried, urgent, using, watching] = noted.map(|count| count as usize);
-        let (ready, delayed) = (tube.ready_count(), tube.delayed_count());
+        let (ready, delayed) = (tube.ready_count(), tube.delayed.len());
         let stored = [ready, reserved, delayed, buried, urgent, using, watching];
         assert_eq!(stored, counted, "stored and actual {COUNTED:?} of tube {name}");
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);

@@ -8,7 +8,7 @@ use super::waiters::Wait;
 use super::{Queue, WORK_PER_MOVE, WORK_PER_WAKE, WaitResult};
 use crate::engine::binlog::Binlog;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
@@ -173,7 +173,7 @@ impl Queue {
 
     /// Returns the delayed job that is due first, and when it is due.
     pub(super) fn next_delayed(&self, tube: &Tube) -> Option<(JobKey, Nanos)> {
-        let job = JobKey::from_number(tube.delayed.first(&self.jobs)?);
+        let job = tube.first_delayed(&self.jobs)?;
         Some((job, self.jobs[job].due))
     }
 

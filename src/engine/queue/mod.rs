@@ -456,7 +456,7 @@ impl Queue {
     pub fn plan_kick(&self, tube_key: TubeKey, bound: u32) -> Kick {
         let tube = &self.tubes[tube_key];
         let takes_buried = !tube.buried.is_empty();
-        let count = if takes_buried { tube.buried.len() as usize } else { tube.delayed_count() };
+        let count = if takes_buried { tube.buried.len() as usize } else { tube.delayed.len() };
         let left = bound.min(u32::try_from(count).unwrap_or(u32::MAX));
         Kick { tube: tube_key, takes_buried, left, kicked: 0 }
     }

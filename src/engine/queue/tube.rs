@@ -134,11 +134,6 @@ impl Tube {
         self.ready.len() + self.behind as usize
     }
 
-    /// Returns the number of jobs that are delayed for clients.
-    pub fn delayed_count(&self) -> usize {
-        self.delayed.len()
-    }
-
     /// Returns the job that was buried first.
     pub fn first_buried(&self) -> Option<JobKey> {
         self.buried.front().map(JobKey::from_number)
@@ -157,7 +152,7 @@ impl Tube {
 
     /// Returns the number of jobs.
     pub fn job_count(&self) -> u64 {
-        let ordered = self.ready_count() + self.delayed_count();
+        let ordered = self.ready_count() + self.delayed.len();
         ordered as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
     }
 
