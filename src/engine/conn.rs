@@ -36,7 +36,6 @@ use std::collections::TryReserveError;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 
-#[derive(Debug)]
 pub struct Conn {
     /// Its part in the rules.
     pub client: Client,

@@ -36,7 +36,6 @@ pub struct Settings {
     pub body_cache_bytes: Option<u64>,
 }
 
-#[derive(Debug)]
 pub struct Store {
     pub queue: Queue,
     pub settings: Settings,

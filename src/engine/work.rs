@@ -16,7 +16,6 @@
 use crate::engine::limits::Limits;
 
 /// The units of work that are left.
-#[derive(Debug)]
 pub struct Work {
     /// What the part that runs has left, in fractions; below 0 if its last step took more.
     left: i64,

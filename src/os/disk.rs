@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A directory with a binlog.
-#[derive(Debug)]
 pub struct Directory {
     home: Arc<Home>,
     /// The open files, the one that was used last at the end.
@@ -40,7 +39,6 @@ pub struct Directory {
 }
 
 /// An open file.
-#[derive(Debug)]
 struct OpenFile {
     number: FileNumber,
     file: Arc<File>,
@@ -51,7 +49,6 @@ struct OpenFile {
 
 /// Two threads, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and
 /// system calls need no locks, which is measurable for each command.
-#[derive(Debug)]
 struct Threads {
     /// `None` if no bodies are read back.
     reads: Option<DiskThread<io::Result<Vec<u8>>>>,

@@ -23,7 +23,6 @@ use std::thread::{self, JoinHandle};
 
 /// A thread that waits for the disk. When this value is dropped, the thread ends after the task that it is
 /// carrying out, and closes all files.
-#[derive(Debug)]
 pub struct DiskThread<T> {
     tasks: Sender<Task>,
     results: (Sender<T>, Receiver<T>),
@@ -39,7 +38,6 @@ pub struct DiskThread<T> {
 type Task = Box<dyn FnOnce() + Send>;
 
 /// A sync that has ended.
-#[derive(Debug)]
 pub struct FinishedSync {
     pub result: Result<(), BinlogError>,
     pub took: Nanos,
@@ -51,7 +49,6 @@ pub struct FinishedSync {
 pub type Unsynced = Vec<(FileNumber, io::Result<Arc<File>>)>;
 
 /// The directory of the files, open to be synced.
-#[derive(Debug)]
 pub struct Home {
     pub path: PathBuf,
     pub file: File,

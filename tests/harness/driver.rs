@@ -127,7 +127,6 @@ pub struct Flushed {
     pub closed: Vec<Client>,
 }
 
-#[derive(Debug)]
 pub struct Driver {
     server: Server<Pipe>,
     options: Options,
@@ -695,7 +694,7 @@ impl Driver {
 // ---- HTTP ----
 
 /// What a connection to the port for metrics and the status page describes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Subject<'d> {
     /// A server that reads its binlog.
     Starting,

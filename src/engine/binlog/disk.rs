@@ -12,7 +12,6 @@ use super::error::BinlogError;
 use super::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
-use std::fmt;
 use std::io;
 
 /// The number N of a file `binlog.N`.
@@ -33,7 +32,7 @@ pub struct RemoteStats {
 }
 
 /// A directory of files `binlog.N`.
-pub trait Disk: fmt::Debug {
+pub trait Disk {
     /// Returns the numbers of all files, in ascending order.
     fn list(&mut self) -> io::Result<Vec<FileNumber>>;
 

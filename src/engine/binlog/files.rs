@@ -39,7 +39,7 @@ pub const BLOCK: u64 = 4096;
 const MOST_NUMBERS: FileNumber = 1000;
 
 /// All files, the oldest first, and the jobs and kept keys that belong to them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Files {
     pub list: VecDeque<File>,
     /// The index of the current file, or of the one that is being read. At the start, before there is a current
@@ -86,7 +86,6 @@ pub struct Sums {
 }
 
 /// One file.
-#[derive(Debug)]
 pub struct File {
     /// The N of `binlog.N`.
     pub number: FileNumber,
@@ -112,7 +111,6 @@ pub struct File {
 }
 
 /// The entry of a live job, or of a kept key, in 20 bytes.
-#[derive(Debug)]
 pub struct Entry {
     file: NonZero<FileNumber>,
     /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long that it

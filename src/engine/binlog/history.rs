@@ -39,7 +39,6 @@ pub struct History {
 }
 
 /// A part of a file.
-#[derive(Debug)]
 pub enum Event<'r> {
     /// The file is open.
     Opened { size: u64, layout: Layout, nonce: Option<u32> },
@@ -54,7 +53,6 @@ pub enum Event<'r> {
 /// The flushes of all tubes, which have keys of type `T`. A flush deletes the jobs of its tube that have no
 /// record after it. A server records nothing of a flushed job but its delete; a later record is of C
 /// beanstalkd, which skips the record of a flush.
-#[derive(Debug)]
 pub struct Flushes<T> {
     /// The number of flushes so far.
     pub count: u32,

@@ -26,7 +26,7 @@ use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
 
 /// The contents of all files.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Survey {
     jobs: HashMap<u64, Job>,
     files: Vec<File>,
@@ -48,7 +48,6 @@ enum Place {
 }
 
 /// A live job.
-#[derive(Debug)]
 struct Job {
     /// The index of the file with its full record, and the offset of that in bytes.
     place: (usize, u64),
@@ -63,7 +62,6 @@ struct Job {
 }
 
 /// The contents of one file.
-#[derive(Debug)]
 struct File {
     number: FileNumber,
     size: u64,

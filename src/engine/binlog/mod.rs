@@ -66,7 +66,6 @@ use syncing::SyncState;
 pub use syncing::{Progress, Seq, Syncing};
 
 /// The files of a binlog, and the records that are not written yet.
-#[derive(Debug)]
 pub struct Binlog {
     /// Other modules only let it read, and ask for its figures.
     pub disk: Box<dyn Disk>,

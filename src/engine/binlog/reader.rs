@@ -17,7 +17,6 @@ use std::io;
 use std::ops::Range;
 
 /// A file that is being read.
-#[derive(Debug)]
 pub struct Reader<'d> {
     disk: &'d mut dyn Disk,
     number: FileNumber,
@@ -41,7 +40,6 @@ pub struct Reader<'d> {
 }
 
 /// A part of a file.
-#[derive(Debug)]
 pub enum Item<'s> {
     /// An intact record.
     Record(Record<'s>),

@@ -22,7 +22,7 @@ use log::{debug, warn};
 use std::io;
 
 /// The size of files, and the state of a full disk.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Space {
     /// The size of a whole file in bytes: that of the next file that is created, unless there is too little
     /// space.
@@ -40,7 +40,6 @@ pub struct Space {
 }
 
 /// An attempt to take space that failed.
-#[derive(Debug)]
 pub struct Refusal {
     file: FileNumber,
     error: io::Error,

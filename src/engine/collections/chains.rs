@@ -31,7 +31,6 @@ pub trait Hashed {
 }
 
 /// Entries of type `T` under keys of type `K`, found by hash. Several may have the same hash.
-#[derive(Debug)]
 pub struct HashSlab<K, T> {
     entries: PagedSlab<K, T>,
     /// The numbers of the first entries of all chains, or [`NIL`]. All pages are full, except for the last
@@ -257,7 +256,6 @@ mod tests {
     use crate::engine::keys::JobKey;
     use std::collections::BTreeMap;
 
-    #[derive(Debug)]
     struct Item {
         id: u64,
         next: Cell<u32>,

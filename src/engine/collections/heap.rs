@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     struct Item {
         key: u32,
         name: u32,

@@ -66,7 +66,6 @@ impl<E: Ranked> Entry for E {
 const ASKED_AGAIN: usize = 64;
 
 /// The order of entries of this type in the tree.
-#[derive(Debug)]
 pub struct ByRank<E>(PhantomData<E>);
 
 impl<E: Ranked> Order for ByRank<E> {
@@ -82,7 +81,6 @@ impl<E: Ranked> Order for ByRank<E> {
 }
 
 /// Entries in the order of their ranks.
-#[derive(Debug)]
 pub struct Ordered<E> {
     run: List,
     heap: Heap<E>,

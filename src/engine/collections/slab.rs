@@ -31,7 +31,6 @@ use std::ops::{Index, IndexMut};
 ///
 /// The slab chooses the keys, or its owner does: [`PagedSlab::try_insert`] adds an entry under the
 /// key of another slab. One slab has entries of one kind only.
-#[derive(Debug)]
 pub struct PagedSlab<K, T> {
     slots: Slots,
     /// The capacity of each is that of a whole page, or 0 while the page is unmapped.
@@ -210,7 +209,6 @@ impl<K: Key, T> IndexMut<K> for PagedSlab<K, T> {
 pub(super) const NO_ENTRY: &str = "no entry for this key";
 
 /// A record of the used slots, in pages of a power of two.
-#[derive(Debug)]
 pub struct Slots {
     page_bits: u32,
     /// The number of pages whose slots all have numbers below [`NIL`](crate::engine::keys::NIL).

@@ -14,7 +14,6 @@ use std::collections::TryReserveError;
 use std::fmt;
 
 /// The timers of all objects of one kind.
-#[derive(Debug)]
 pub struct Timers<K> {
     heap: Heap<Timer<K>>,
     /// The index in the heap of each timer, by the number of its key.

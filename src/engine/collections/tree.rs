@@ -231,7 +231,6 @@ pub(super) mod tests {
     /// The rank and the links of each number.
     pub type Store = Vec<(u32, Links)>;
 
-    #[derive(Debug)]
     pub struct ByNumber;
 
     impl Linked for Store {

@@ -35,7 +35,6 @@ use log::{debug, trace};
 pub type Handler = fn(&mut Conn, &mut Store, &Args<'_>) -> Answer;
 
 /// One command.
-#[derive(Debug)]
 pub struct Command {
     /// The beginning of the line, with the space if arguments must follow.
     // Quirk: words match as prefixes, so `statsx` is a `stats` with bad arguments; pinned by

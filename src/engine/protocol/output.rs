@@ -30,12 +30,12 @@ use std::io::IoSlice;
 use std::rc::Rc;
 
 /// The bytes to be sent to one client.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Output(Option<Boxed>);
 
 type Boxed = Box<[Pending; 1]>;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Pending {
     text: Vec<u8>,
     /// The number of bytes of `text` that were sent.
@@ -70,7 +70,6 @@ struct Mark {
     since: Nanos,
 }
 
-#[derive(Debug)]
 struct SharedPart {
     /// The part is sent before the byte of `text` at this index.
     at: usize,
@@ -78,7 +77,6 @@ struct SharedPart {
 }
 
 /// Bytes that are shared instead of copied.
-#[derive(Debug)]
 enum Part {
     /// A large body.
     Body(Body),
@@ -113,7 +111,7 @@ impl Part {
 }
 
 /// What all outputs share.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Pool {
     /// Buffers of completely sent outputs, for reuse.
     spare: Vec<Boxed>,

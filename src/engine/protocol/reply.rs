@@ -37,7 +37,6 @@ pub enum Word {
     UnknownCommand,
 }
 
-#[derive(Debug)]
 pub enum Reply {
     /// None now: the connection is doing something, or is closing.
     Later,

@@ -55,7 +55,6 @@ pub struct ProcessorTime {
 }
 
 /// The values of `stats` that the queue does not have.
-#[derive(Debug)]
 pub struct ServerStats<'a> {
     /// Properties of the process.
     pub process: &'a ProcessInfo,

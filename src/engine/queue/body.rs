@@ -37,7 +37,6 @@ pub struct Body {
 const COLD: BodyKey = BodyKey::NONE;
 
 /// All bodies.
-#[derive(Debug)]
 pub struct Bodies {
     /// In the order of their widths.
     classes: Vec<SizeClass>,
@@ -52,7 +51,6 @@ pub struct Bodies {
 }
 
 /// The bodies of up to `width` bytes that are longer than the previous class allows.
-#[derive(Debug)]
 struct SizeClass {
     width: usize,
     slots: Slots,

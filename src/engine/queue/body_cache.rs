@@ -31,7 +31,7 @@ use std::io;
 use std::rc::Rc;
 
 /// The counts of bodies in memory and of cold ones, and the state of eviction.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct BodyCache {
     /// The bytes of bodies that may be in memory; `None` if all may.
     pub limit: Option<u64>,
@@ -80,7 +80,6 @@ pub struct ReadStats {
 }
 
 /// A read that is with the disk.
-#[derive(Debug)]
 pub struct Begun {
     pub read: RecordRead,
     /// The connections whose replies wait for it. Compaction may wait too.

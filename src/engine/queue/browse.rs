@@ -48,7 +48,6 @@ pub struct SelectionScan {
 }
 
 /// The result of a step of a scan.
-#[derive(Debug)]
 pub enum ScanStep {
     /// Jobs in the order of their ids. `next` is the last id if there are more, and otherwise 0.
     Jobs { keys: Vec<JobKey>, next: u64 },

@@ -14,7 +14,6 @@ use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 
 /// The part of a connection that the rules use.
-#[derive(Debug)]
 pub struct Client {
     pub key: ConnKey,
     /// The tube of its puts.
@@ -28,7 +27,6 @@ pub struct Client {
 }
 
 /// A closed connection that gives back its jobs and watches in steps.
-#[derive(Debug)]
 pub struct Leaving {
     pub client: Client,
     /// Its jobs in reverse order of reservation; empty if there are more than [`MAX_ORDERED_RELEASES`].

@@ -40,7 +40,6 @@ const EVENTS: [CountedEvent; 5] = [
 ];
 
 /// The counts of jobs that do not fit in [`JobCounts`].
-#[derive(Debug)]
 pub struct LargeCounts(PagedSlab<LargeCountsKey, Counts>);
 
 const BITS: u32 = 6;

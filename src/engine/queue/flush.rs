@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 pub use crate::engine::binlog::record::{Decision, FlushKind};
 
 /// All flushes whose jobs are not freed yet, the oldest first.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Flushes {
     pending: VecDeque<Flush>,
 }
@@ -41,7 +41,6 @@ pub enum FlushStep {
 }
 
 /// A flush whose jobs are not freed yet.
-#[derive(Debug)]
 pub(super) struct Flush {
     pub tube: TubeKey,
     /// The connection that waits for the reply; `None` if it was closed.

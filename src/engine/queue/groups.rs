@@ -14,7 +14,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, TryReserveError};
 
 /// A job in its group.
-#[derive(Debug)]
 pub struct Member {
     pub con: Con,
     pub job: JobKey,
@@ -53,7 +52,7 @@ pub enum Place {
 }
 
 /// All groups.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Groups {
     groups: HashSlab<GroupKey, Group>,
     members: Members,
@@ -84,7 +83,6 @@ struct Group {
 }
 
 /// By rank.
-#[derive(Debug)]
 struct InTube;
 
 /// By priority and id.

@@ -14,7 +14,6 @@ use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::fmt;
 
-#[derive(Debug)]
 pub struct Job {
     /// The id that clients use; never used twice.
     pub id: u64,

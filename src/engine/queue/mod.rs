@@ -96,7 +96,6 @@ use unique::{NewKey, UniqueKeys};
 use waiters::{WaitSeq, Watchers, Watches};
 
 /// All jobs, tubes and clients, and the rules for them.
-#[derive(Debug)]
 pub struct Queue {
     pub jobs: Jobs,
     /// The counts of jobs of which one is above 63.

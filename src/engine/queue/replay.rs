@@ -45,7 +45,6 @@ pub struct Recovered {
 }
 
 /// A queue that is being rebuilt, file by file.
-#[derive(Debug)]
 pub struct Replay<'q> {
     disk: Box<dyn Disk>,
     /// That of the binlog which begins after it.
@@ -57,7 +56,6 @@ pub struct Replay<'q> {
 }
 
 /// The jobs and files that were read so far.
-#[derive(Debug)]
 struct ReplayState<'q> {
     queue: &'q mut Queue,
     files: Files,

@@ -22,7 +22,7 @@ use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Tube {
     pub name: Box<str>,
     pub ready: Ordered<ReadyEntry>,
@@ -81,7 +81,7 @@ pub struct Pause {
 }
 
 /// All tubes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Tubes {
     table: HashSlab<TubeKey, Tube>,
     /// The order of `list-tubes`.
@@ -93,7 +93,6 @@ pub struct Tubes {
 }
 
 /// The result of one step of a list of all tubes.
-#[derive(Debug)]
 pub enum Listed {
     /// The list is complete.
     Complete(ListText),
@@ -104,7 +103,6 @@ pub enum Listed {
 }
 
 /// A list of all tubes that is made in steps, while tubes are created and removed.
-#[derive(Debug)]
 struct Listing {
     text: ListText,
     /// The list has all tubes before this index.

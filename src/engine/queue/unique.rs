@@ -35,7 +35,6 @@ use std::collections::{BTreeSet, TryReserveError};
 use std::num::NonZero;
 
 /// The keys of jobs, and the kept keys of deleted jobs.
-#[derive(Debug)]
 pub struct UniqueKeys {
     /// The keys of jobs that are not freed.
     of_jobs: HashSlab<UniqueKey, KeyOfJob>,
@@ -52,7 +51,6 @@ pub struct UniqueKeys {
 }
 
 /// The key of a job that is not freed.
-#[derive(Debug)]
 struct KeyOfJob {
     digest: Digest,
     job: JobKey,
@@ -65,7 +63,6 @@ struct KeyOfJob {
 }
 
 /// The key of a deleted job.
-#[derive(Debug)]
 struct Kept {
     /// The id of the job. No job has the id 0.
     id: NonZero<u64>,

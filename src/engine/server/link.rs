@@ -7,7 +7,6 @@ use crate::engine::time::Nanos;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
 /// A connection with its stream, and what is known of the stream: an edge is reported once.
-#[derive(Debug)]
 pub struct Link<S> {
     pub stream: S,
     pub conn: Conn,

@@ -60,7 +60,6 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 /// The queue and the connections of one server.
-#[derive(Debug)]
 pub struct Server<S> {
     /// By the number of the key.
     links: Slab<Slot<S>>,
@@ -87,7 +86,6 @@ pub struct Server<S> {
 }
 
 /// What has the key of a connection.
-#[derive(Debug)]
 enum Slot<S> {
     Open(Box<Link<S>>),
     Leaving(Box<Leaving>),

@@ -17,7 +17,6 @@ use std::sync::mpsc::{Sender, channel};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// What the event loop wants of the thread.
-#[derive(Debug)]
 pub enum Request {
     /// All files. For a server that leads they were read before.
     Read(Sender<io::Result<Files>>),
@@ -35,7 +34,6 @@ pub type Requests = UnboundedSender<Request>;
 pub type Files = BTreeMap<FileNumber, (File, Arc<Vec<u8>>)>;
 
 /// A change of the files.
-#[derive(Debug)]
 pub enum Change {
     /// Adds bytes to the end of a file.
     Append { file: FileNumber, offset: u64, bytes: Vec<u8> },
@@ -50,7 +48,6 @@ pub enum Change {
 }
 
 /// A binlog in etcd.
-#[derive(Debug)]
 pub struct EtcdDisk {
     shared: Arc<Shared>,
     requests: Requests,

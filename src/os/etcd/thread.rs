@@ -30,7 +30,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
 /// A server that leads, or waits until it can, or only reads the log.
-#[derive(Debug)]
 pub struct Membership {
     shared: Arc<Shared>,
     requests: Requests,
