@@ -341,10 +341,11 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     if state == RecordState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }
+    let [reserves, timeouts, releases, buries, kicks] = counts;
     write!(
         out,
-        ",\"reserves\":{},\"timeouts\":{},\"releases\":{},\"buries\":{},\"kicks\":{},",
-        counts.reserves, counts.timeouts, counts.releases, counts.buries, counts.kicks
+        ",\"reserves\":{reserves},\"timeouts\":{timeouts},\"releases\":{releases},\
+         \"buries\":{buries},\"kicks\":{kicks},"
     )?;
     match str::from_utf8(body) {
         Ok(text) => writeln!(out, "\"body\":\"{}\"}}", JsonText(text)),

@@ -75,15 +75,8 @@ use crate::engine::digest::{Con, Digest, Secret};
 use crate::engine::text::{CR_LF, TUBE_NAME_MAX, is_tube_name};
 use crate::engine::time::Nanos;
 
-/// The numbers of times that a job was reserved, timed out, released, buried and kicked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub reserves: u32,
-    pub timeouts: u32,
-    pub releases: u32,
-    pub buries: u32,
-    pub kicks: u32,
-}
+/// How often a job was reserved, timed out, released, buried and kicked.
+pub type Counts = [u32; 5];
 
 /// The fields of a job in a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,7 +186,7 @@ struct Raw {
     nonce: u32,
     created: u64,
     moment: u64,
-    counts: [u32; 5],
+    counts: Counts,
     state: u8,
     mark: u8,
 }
@@ -296,22 +289,19 @@ pub fn write(
 impl Content {
     fn to_raw(self) -> Raw {
         match self {
-            Content::Job(job) => {
-                let Counts { reserves, timeouts, releases, buries, kicks } = job.counts;
-                Raw {
-                    id: job.id,
-                    pri: job.pri,
-                    delay: Nanos::from_secs(job.delay_secs).as_nanos(),
-                    ttr: Nanos::from_secs(job.ttr_secs).as_nanos(),
-                    body_len: job.body_len,
-                    created: job.created_at.as_nanos(),
-                    moment: job.due_or_buried_at.as_nanos(),
-                    counts: [reserves, timeouts, releases, buries, kicks],
-                    state: job.state as u8,
-                    mark: job.mark as u8,
-                    ..Raw::default()
-                }
-            }
+            Content::Job(job) => Raw {
+                id: job.id,
+                pri: job.pri,
+                delay: Nanos::from_secs(job.delay_secs).as_nanos(),
+                ttr: Nanos::from_secs(job.ttr_secs).as_nanos(),
+                body_len: job.body_len,
+                created: job.created_at.as_nanos(),
+                moment: job.due_or_buried_at.as_nanos(),
+                counts: job.counts,
+                state: job.state as u8,
+                mark: job.mark as u8,
+                ..Raw::default()
+            },
             Content::Key(key) => {
                 let ([delay, ttr], [a, b, c, d]) = (key.secret.0, key.digest.0);
                 let Con { group, limit } = key.con.unwrap_or_default();
@@ -508,7 +498,6 @@ impl Layout {
             Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
         let secs = |ticks| u32::try_from(nanos(ticks).whole_secs()).unwrap_or(u32::MAX);
-        let [reserves, timeouts, releases, buries, kicks] = raw.counts;
         Ok(Fields {
             id: raw.id,
             pri: raw.pri,
@@ -517,7 +506,7 @@ impl Layout {
             body_len: raw.body_len,
             created_at: nanos(raw.created),
             due_or_buried_at: nanos(raw.moment),
-            counts: Counts { reserves, timeouts, releases, buries, kicks },
+            counts: raw.counts,
             state: match raw.state {
                 0 => RecordState::Deleted,
                 1 => RecordState::Ready,
@@ -592,7 +581,7 @@ mod tests {
         body_len: 7,
         created_at: Nanos::from_nanos(0x2122_2324_2526_2728),
         due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
-        counts: Counts { reserves: 1, timeouts: 2, releases: 3, buries: 4, kicks: 5 },
+        counts: [1, 2, 3, 4, 5],
         state: RecordState::Delayed,
         mark: Mark::None,
     };

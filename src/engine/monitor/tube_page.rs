@@ -10,10 +10,10 @@ use super::problems::Problems;
 use super::reserved_scan::ReservedScan;
 use super::table::{Column, JsonNumber, Out, Value};
 use super::tube_scan::{self, Cursor, TubeStats};
-use crate::engine::binlog::record::Counts;
 use crate::engine::conn::Conn;
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
+use crate::engine::queue::counts::CountedEvent;
 use crate::engine::queue::job::{Holder, Job, State};
 use crate::engine::queue::outcomes::{End, Outcomes};
 use crate::engine::text::{CountOf, JsonText};
@@ -44,8 +44,8 @@ struct ShownJob<'q> {
 }
 
 impl ShownJob<'_> {
-    fn counts(&self) -> Counts {
-        self.view.queue.counts(self.job)
+    fn count(&self, event: CountedEvent) -> Value {
+        Value::Count(self.view.queue.counts(self.job)[event as usize].into())
     }
 
     /// Returns the connection that has reserved the job, and the time since then.
@@ -75,11 +75,11 @@ fn job_columns<'q>() -> [Column<ShownJob<'q>>; 12] {
         ("ttr_seconds", "ttr", |it| Value::Span(Nanos::from_secs(it.job.ttr_secs))),
         ("time_left_seconds", "time left", |it| Value::Span(it.view.queue.time_left(it.job))),
         ("bytes", "bytes", |it| Value::Count(it.job.body.content_len().into())),
-        ("reserves", "reserves", |it| Value::Count(it.counts().reserves.into())),
-        ("timeouts", "timeouts", |it| Value::Count(it.counts().timeouts.into())),
-        ("releases", "releases", |it| Value::Count(it.counts().releases.into())),
-        ("buries", "buries", |it| Value::Count(it.counts().buries.into())),
-        ("kicks", "kicks", |it| Value::Count(it.counts().kicks.into())),
+        ("reserves", "reserves", |it| it.count(CountedEvent::Reserve)),
+        ("timeouts", "timeouts", |it| it.count(CountedEvent::Timeout)),
+        ("releases", "releases", |it| it.count(CountedEvent::Release)),
+        ("buries", "buries", |it| it.count(CountedEvent::Bury)),
+        ("kicks", "kicks", |it| it.count(CountedEvent::Kick)),
     ]
 }
 

@@ -4,7 +4,6 @@
 //! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
 use crate::engine::binlog::Binlog;
-use crate::engine::binlog::record::Counts;
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Conn;
 use crate::engine::headroom::{self, Headroom};
@@ -205,7 +204,7 @@ pub fn longest_jobs_len(count: usize) -> usize {
 /// Appends the line of a job, without its end. A reply has up to 1,000 lines, so they are not formatted by `write!`,
 /// which takes three times as long.
 fn push_job_line(text: &mut String, job: &Job, queue: &Queue) {
-    let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
+    let [reserves, timeouts, releases, buries, kicks] = queue.counts(job);
     text.push_str("- {id: ");
     text::push_decimal(text, job.id);
     text.push_str(", state: ");
@@ -231,7 +230,7 @@ fn push_job_line(text: &mut String, job: &Job, queue: &Queue) {
 /// Returns the document of `stats-job`.
 pub fn job(key: JobKey, queue: &Queue) -> String {
     let job = &queue.jobs[key];
-    let Counts { reserves, timeouts, releases, buries, kicks } = queue.counts(job);
+    let [reserves, timeouts, releases, buries, kicks] = queue.counts(job);
     let mut yaml = Yaml::new();
     yaml.line("id", job.id)
         .quoted("tube", &queue.tubes[job.tube].name)

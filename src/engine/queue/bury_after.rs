@@ -8,7 +8,6 @@ use super::counts::CountedEvent;
 use super::job::{Job, Target};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_MOVE};
-use crate::engine::binlog::record::Counts;
 use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 use log::warn;
@@ -51,9 +50,10 @@ impl Queue {
         if !is_last || self.reserve_update().is_err() {
             self.take(client, key, has_begun.then_some(end));
             if !has_begun {
-                let counts = self.counts(&self.jobs[key]);
-                let reserves = counts.reserves.wrapping_sub(1);
-                self.set_counts(key, Counts { reserves, ..counts });
+                let mut counts = self.counts(&self.jobs[key]);
+                let reserves = &mut counts[CountedEvent::Reserve as usize];
+                *reserves = reserves.wrapping_sub(1);
+                self.set_counts(key, counts);
             }
             return self.make_ready(key);
         }

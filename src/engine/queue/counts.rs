@@ -21,7 +21,7 @@ use std::fmt;
 #[derive(Debug, Default)]
 pub struct JobCounts(u32);
 
-/// An event of a job that `stats-job` counts.
+/// An event of a job that `stats-job` counts, in the order of [`Counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedEvent {
     Reserve,
@@ -30,14 +30,6 @@ pub enum CountedEvent {
     Bury,
     Kick,
 }
-
-const EVENTS: [CountedEvent; 5] = [
-    CountedEvent::Reserve,
-    CountedEvent::Timeout,
-    CountedEvent::Release,
-    CountedEvent::Bury,
-    CountedEvent::Kick,
-];
 
 /// The counts of jobs that do not fit in [`JobCounts`].
 pub struct LargeCounts(PagedSlab<LargeCountsKey, Counts>);
@@ -65,7 +57,7 @@ impl JobCounts {
     /// Returns these counts if they fit.
     fn pack(counts: Counts) -> Option<JobCounts> {
         let add = |packed, &count| (count <= MAX_SMALL).then_some(packed << BITS | count);
-        in_order(counts).iter().rev().try_fold(0, add).map(JobCounts)
+        counts.iter().rev().try_fold(0, add).map(JobCounts)
     }
 
     /// Returns whether the job was never reserved. A job with large counts was, or is rare enough.
@@ -78,22 +70,12 @@ impl JobCounts {
     }
 }
 
-/// Returns the counts in the order of [`CountedEvent`].
-fn in_order(counts: Counts) -> [u32; 5] {
-    let Counts { reserves, timeouts, releases, buries, kicks } = counts;
-    [reserves, timeouts, releases, buries, kicks]
-}
-
-fn from_order([reserves, timeouts, releases, buries, kicks]: [u32; 5]) -> Counts {
-    Counts { reserves, timeouts, releases, buries, kicks }
-}
-
 impl LargeCounts {
     /// Returns the counts of a job.
     pub fn get(&self, counts: &JobCounts) -> Counts {
         match counts.large_key() {
             Some(key) => self.0[key],
-            None => from_order(EVENTS.map(|event| counts.0 >> shift(event) & MAX_SMALL)),
+            None => [0, 1, 2, 3, 4].map(|event| counts.0 >> (event * BITS) & MAX_SMALL),
         }
     }
 
@@ -126,10 +108,10 @@ impl LargeCounts {
 
     #[cold]
     fn count_large(&mut self, counts: &mut JobCounts, event: CountedEvent) {
-        let mut new = in_order(self.get(counts));
+        let mut new = self.get(counts);
         let count = &mut new[event as usize];
         *count = count.wrapping_add(1);
-        self.set(counts, from_order(new));
+        self.set(counts, new);
     }
 
     /// Removes the counts of a job that is gone.
@@ -172,11 +154,13 @@ mod tests {
         let mut table = LargeCounts::default();
         let mut jobs: [JobCounts; 8] = Default::default();
         let mut model = [[0_u32; 5]; 8];
+        use CountedEvent::{Bury, Kick, Release, Reserve, Timeout};
+        let events = [Reserve, Timeout, Release, Bury, Kick];
         for step in 0..4_000 {
             let (job, event) = (random.usize(..8), random.usize(..5));
-            table.count_event(&mut jobs[job], EVENTS[event]);
+            table.count_event(&mut jobs[job], events[event]);
             model[job][event] += 1;
-            assert_eq!(in_order(table.get(&jobs[job])), model[job], "step {step}");
+            assert_eq!(table.get(&jobs[job]), model[job], "step {step}");
             table.check(jobs.iter(), format_args!("step {step}"));
         }
         assert_eq!(table.0.len(), 8, "all counts are large in the end");
@@ -190,25 +174,14 @@ mod tests {
     fn counts_of_a_record_are_kept_and_the_largest_wraps() {
         let mut table = LargeCounts::default();
         let mut job = JobCounts::default();
-        let max = Counts {
-            reserves: MAX_SMALL,
-            timeouts: MAX_SMALL,
-            releases: MAX_SMALL,
-            buries: MAX_SMALL,
-            kicks: MAX_SMALL,
-        };
-        let most = Counts { kicks: u32::MAX, ..max };
-        for counts in
-            [max, most, Counts { reserves: MAX_SMALL + 1, ..max }, Counts::default(), most]
-        {
+        const M: u32 = MAX_SMALL;
+        let most = [M, M, M, M, u32::MAX];
+        for counts in [[M; 5], most, [M + 1, M, M, M, M], [0; 5], most] {
             table.set(&mut job, counts);
             assert_eq!(table.get(&job), counts);
-            assert_eq!(
-                table.0.len(),
-                usize::from(in_order(counts).iter().any(|&it| it > MAX_SMALL))
-            );
+            assert_eq!(table.0.len(), usize::from(counts.iter().any(|&it| it > M)));
         }
         table.count_event(&mut job, CountedEvent::Kick);
-        assert_eq!(table.get(&job), Counts { kicks: 0, ..max });
+        assert_eq!(table.get(&job), [M, M, M, M, 0]);
     }
 }
