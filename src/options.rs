@@ -6,6 +6,7 @@
 mod etcd;
 
 use crate::engine::binlog::Syncing;
+use crate::engine::limits::Limits;
 use crate::engine::store::Settings;
 use crate::engine::time::Nanos;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
@@ -92,7 +93,6 @@ const LEVELS: [LevelFilter; 4] =
 const DEFAULT_FSYNC_MS: u64 = 50;
 /// The TCP port without `-p`.
 pub const DEFAULT_PORT: u16 = 11300;
-const DEFAULT_METRICS_TUBES: usize = 1000;
 
 /// The largest body that may be allowed: 1 GiB.
 pub const MAX_JOB_SIZE: u32 = 1 << 30;
@@ -279,7 +279,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         user: flags.text("u"),
         max_connections: max_connections.map_or(usize::MAX, NonZero::get),
         metrics,
-        metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES),
+        metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(Limits::DEFAULT.metrics_tubes),
         log_level: LEVELS[flags.count("V").min(LEVELS.len() - 1)],
         log_format: log_format.unwrap_or(LogFormat::Text),
         warnings,

@@ -118,7 +118,7 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     let mut poller = Poller::new(signals, Limits::DEFAULT.events_per_iteration)
         .map_err(Failure::of_system("poll for events"))?;
     if let Some(listeners) = metrics {
-        let server = MetricsServer::new(listeners, options.metrics_tubes, poller.registry());
+        let server = MetricsServer::new(listeners, poller.registry());
         poller.metrics = Some(server.map_err(cannot_wait)?);
     }
     serve(options, poller, listeners, directory, user)
@@ -135,7 +135,8 @@ fn serve(
 ) -> Result<Stop, Failure> {
     let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
     let facts = ProcessInfo { max_connections, ..facts(poller.now) };
-    let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
+    let limits = Limits { metrics_tubes: options.metrics_tubes, ..Limits::DEFAULT };
+    let mut server = Server::new(options.settings, limits, facts, poller.now);
     if options.metrics.is_some() {
         server.count_outcomes();
     }

@@ -82,7 +82,7 @@ impl Samples {
 
 #[test]
 fn the_pages_agree_with_stats() {
-    let mut site = Site::busy();
+    let mut site = Site::busy(1000);
     let stats = site.ask("stats\r\n");
     let (samples, page) = (site.samples(), site.json("/"));
     for (key, series, name) in [
@@ -137,7 +137,8 @@ fn the_pages_agree_with_stats() {
         }
     }
     // All samples, and the tubes together.
-    site.tubes_max = 0;
+    let mut site = Site::busy(0);
+    site.ask(format!("stats\r\n{}", "stats-tube default\r\n".repeat(5)));
     let page = site.body("/metrics", TEXT);
     let page: Vec<&str> = page.lines().filter(|line| !line.contains("_bucket{")).collect();
     insta::assert_snapshot!("metrics", site.redacted(&page.join("\n")));
@@ -145,14 +146,13 @@ fn the_pages_agree_with_stats() {
 
 #[test]
 fn tubes_beyond_the_limit_share_a_sample() {
-    let mut site = Site::new();
-    for tube in 0..25 {
-        site.ask(format!("use tube{tube}\r\nput 0 0 9 1\r\nx\r\nwatch tube{tube}\r\n"));
-        site.driver.advance(Nanos::from_secs(1));
-    }
-    site.driver.advance(Nanos::from_secs(75));
     for (limit, named) in [(0, 0_u8), (10, 10), (26, 26), (1000, 26)] {
-        site.tubes_max = limit;
+        let mut site = Site::listing(limit, Site::SETTINGS, None);
+        for tube in 0..25 {
+            site.ask(format!("use tube{tube}\r\nput 0 0 9 1\r\nx\r\nwatch tube{tube}\r\n"));
+            site.driver.advance(Nanos::from_secs(1));
+        }
+        site.driver.advance(Nanos::from_secs(75));
         let samples = site.samples();
         let jobs = samples.tubes("beanstalkd_tube_jobs_created_total");
         assert_eq!(jobs.values().sum::<f64>(), 25.0);
@@ -234,7 +234,7 @@ fn the_page_has_the_body_cache_and_its_reads() {
     insta::assert_snapshot!("pages-of-the-body-cache", site.redacted(&pages));
     let html = site.body("/", HTML);
     assert!(html.contains("<div><dt>cold bodies<dd>86 B</div>"), "{html}");
-    site.tubes_max = 0;
+    let mut site = Site::listing(0, settings, Some(&disk));
     let sum = BTreeMap::from([("other tubes", 3.0)]);
     assert_eq!(site.samples().tubes("beanstalkd_tube_cold_jobs"), sum);
 }
@@ -243,8 +243,7 @@ fn the_page_has_the_body_cache_and_its_reads() {
 
 #[test]
 fn the_work_of_a_piece_is_bounded() {
-    let mut site = Site::new();
-    site.tubes_max = 3000;
+    let mut site = Site::listing(3000, Site::SETTINGS, None);
     let mut last = [0; 3];
     // Asserts how many more pieces each page has since the last call.
     let mut expect_more = |site: &mut Site, least: [usize; 3]| {
@@ -296,8 +295,7 @@ fn the_oldest_job_is_found_while_other_jobs_are_reserved() {
 #[test]
 fn pages_have_each_tube_once_while_tubes_are_removed_and_made_again() {
     for accept in [TEXT, JSON] {
-        let mut site = Site::new();
-        site.tubes_max = 10_000;
+        let mut site = Site::listing(10_000, Site::SETTINGS, None);
         site.watch_tubes(1_000, 0);
         // These stay. The page has only those that have jobs.
         let shown = if accept == TEXT { 1_000 } else { 100 };
@@ -446,7 +444,7 @@ fn invalid_requests_are_refused_and_only_the_first_is_answered() {
         assert!(!body.contains("HTTP/1.1 "), "{body}");
     }
     // The request may come in pieces.
-    let mut http = Http::open(1000, START);
+    let mut http = Http::open(START);
     for byte in get("/healthz", TEXT).bytes() {
         assert!(http.next_piece(Subject::Serving(&site.driver)).is_empty());
         http.receive(Subject::Serving(&site.driver), [byte]);
@@ -458,10 +456,10 @@ fn invalid_requests_are_refused_and_only_the_first_is_answered() {
 /// A slice ends after 16 KiB of text. Metrics without a sample have no text, and take time too.
 #[test]
 fn tubes_without_samples_are_passed_in_slices() {
-    let mut site = Site::new();
+    let mut site = Site::listing(20_000, Site::SETTINGS, None);
     site.watch_tubes(10_000, 4);
     let subject = Subject::Serving(&site.driver);
-    let mut http = Http::open(20_000, START);
+    let mut http = Http::open(START);
     http.receive(subject, "GET /metrics HTTP/1.0\r\n\r\n");
     let (mut has_text, mut empty) = (false, 0);
     while !http.is_done() {
@@ -583,7 +581,7 @@ fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
     let mut site = Site::new();
     site.watch_tubes(1_000, 150);
     let subject = Subject::Serving(&site.driver);
-    let mut http = Http::open(1000, START);
+    let mut http = Http::open(START);
     http.receive(subject, "GET /metrics HTTP/1.1\r\n\r\n");
     for second in (9..30).step_by(9) {
         http.now = START + Nanos::from_secs(second);
@@ -595,7 +593,7 @@ fn a_client_that_reads_byte_by_byte_is_late_after_30_seconds() {
     assert_eq!(http.deadline(), http.now);
     assert!(http.is_expired());
     // One that reads nothing is late after 10 s.
-    let mut http = Http::open(1000, START);
+    let mut http = Http::open(START);
     http.receive(subject, "GET /metrics HTTP/1.1\r\n\r\n");
     assert_eq!(http.deadline(), START + Nanos::from_secs(10));
 }

@@ -109,6 +109,8 @@ pub struct Limits {
     pub congested_bytes: usize,
 
     // ---- Monitoring ----
+    /// The tubes with metrics of their own. The page depends on it.
+    pub metrics_tubes: usize,
     /// The ready jobs that a slice of a page scans: well below 0.1 ms. A tube counts as 64 of them, a
     /// waiter as 16, a connection as 8.
     pub jobs_per_page_slice: usize,
@@ -200,6 +202,7 @@ impl Limits {
         small_removals_per_commit: 16,
         congested_bytes: 4 * 1024 * 1024,
 
+        metrics_tubes: 1000,
         jobs_per_page_slice: 8192,
         reserved_per_page_slice: 128,
         rows_per_page_slice: 25,

@@ -32,8 +32,6 @@ pub struct MetricsServer {
     last_token: usize,
     /// The connection for which the last slice of an answer was made.
     last_slice: Token,
-    /// At most this many tubes have metrics of their own.
-    tubes_max: usize,
     /// When [`MetricsServer::turn`] has something to do without an event.
     due: Nanos,
 }
@@ -50,12 +48,8 @@ const RESERVED_FDS: usize = 4;
 const FIRST_LISTENER: usize = FIRST_OTHER + usize::MAX / 4;
 
 impl MetricsServer {
-    /// Serves these listeners. At most `tubes_max` tubes have metrics of their own.
-    pub fn new(
-        listeners: Vec<Socket>,
-        tubes_max: usize,
-        registry: &Registry,
-    ) -> io::Result<MetricsServer> {
+    /// Serves these listeners.
+    pub fn new(listeners: Vec<Socket>, registry: &Registry) -> io::Result<MetricsServer> {
         let what = "metrics connections";
         let mut metrics_server = MetricsServer {
             registry: registry.try_clone()?,
@@ -64,7 +58,6 @@ impl MetricsServer {
             conns: Vec::with_capacity(MAX_CONNS),
             last_token: FIRST_OTHER,
             last_slice: Token(FIRST_OTHER),
-            tubes_max,
             due: Nanos::ZERO,
         };
         metrics_server.reserve_fds();
@@ -184,7 +177,7 @@ impl MetricsServer {
         let (token, mut source) = (Token(self.last_token), SourceFd(&stream.as_raw_fd()));
         let interest = Interest::READABLE | Interest::WRITABLE;
         let registered = self.registry.register(&mut source, token, interest);
-        let mut conn = HttpConn::new(stream, self.tubes_max, now);
+        let mut conn = HttpConn::new(stream, now);
         match registered.and_then(|()| conn.serve(state, now)) {
             Ok(()) => self.conns.push((token, conn)),
             Err(why) => trace!("metrics connection closed: {why}"),

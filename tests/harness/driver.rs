@@ -760,9 +760,9 @@ impl Stream for HttpPipe {
 }
 
 impl Http {
-    /// Opens a connection. On its page `tubes_max` tubes have metrics of their own.
-    pub fn open(tubes_max: usize, now: Nanos) -> Http {
-        Http { conn: HttpConn::new(HttpPipe::default(), tubes_max, now), now }
+    /// Opens a connection.
+    pub fn open(now: Nanos) -> Http {
+        Http { conn: HttpConn::new(HttpPipe::default(), now), now }
     }
 
     pub fn receive(&mut self, subject: Subject<'_>, bytes: impl AsRef<[u8]>) {
@@ -824,7 +824,7 @@ impl HttpSockets {
         listeners.extend(open(Address::Tcp { host, port: Port::Number(0) }));
         let port = listen::name_of(&listeners[1]).parse().expect("it is an address");
         let poll = mio::Poll::new().expect("it can poll");
-        let server = MetricsServer::new(listeners, 1000, poll.registry()).expect("it can poll");
+        let server = MetricsServer::new(listeners, poll.registry()).expect("it can poll");
         (HttpSockets { poll, server }, port)
     }
 

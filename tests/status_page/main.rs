@@ -41,7 +41,7 @@ fn inner<'p>(page: &'p str, tag: &str) -> &'p str {
 
 #[test]
 fn pages_are_as_they_were_reviewed() {
-    let mut site = Site::busy();
+    let mut site = Site::busy(1000);
     for path in ["/", "/tube/mail"] {
         for accept in [HTML, TEXT, JSON] {
             let mut page = site.body(path, accept);

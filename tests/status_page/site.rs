@@ -1,7 +1,7 @@
 //! A server as an HTTP client sees it, for the tests of the metrics and of the status page.
 #![allow(dead_code, reason = "each of the two test programs uses a part of it")]
 
-use crate::harness::driver::{Client, Driver, Http, Nanos, Options, Settings, Subject};
+use crate::harness::driver::{Client, Driver, Http, Limits, Nanos, Options, Settings, Subject};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::request::put;
 use serde_json::Value;
@@ -24,8 +24,6 @@ pub const JSON: &str = "application/json";
 pub struct Site {
     pub driver: Driver,
     pub client: Client,
-    /// At most this many tubes have metrics of their own.
-    pub tubes_max: usize,
 }
 
 pub struct Response {
@@ -38,8 +36,17 @@ pub struct Response {
 }
 
 impl Site {
+    pub const SETTINGS: Settings =
+        Settings { max_memory_bytes: 1_000_000_000, ..Settings::DEFAULT };
+
     pub fn new() -> Site {
-        Site::start(Settings { max_memory_bytes: 1_000_000_000, ..Settings::DEFAULT }, None)
+        Site::start(Site::SETTINGS, None)
+    }
+
+    /// Returns a site on whose page at most this many tubes have metrics of their own.
+    pub fn listing(metrics_tubes: usize, settings: Settings, disk: Option<&FakeDisk>) -> Site {
+        let limits = Limits { metrics_tubes, ..Limits::DEFAULT };
+        Site::start_with(Options { settings, limits, has_metrics: true, ..Options::DEFAULT }, disk)
     }
 
     pub fn start(settings: Settings, disk: Option<&FakeDisk>) -> Site {
@@ -50,13 +57,13 @@ impl Site {
     pub fn start_with(options: Options, disk: Option<&FakeDisk>) -> Site {
         let mut driver = Driver::start(options, disk.map(FakeDisk::boxed), START).unwrap();
         let client = driver.connect();
-        Site { driver, client, tubes_max: 1000 }
+        Site { driver, client }
     }
 
     /// Returns a server with jobs in all states, a pause, a timeout, a waiter and half a command, 12.75
     /// s after its start.
-    pub fn busy() -> Site {
-        let mut site = Site::new();
+    pub fn busy(metrics_tubes: usize) -> Site {
+        let mut site = Site::listing(metrics_tubes, Site::SETTINGS, None);
         let [producer, worker, waiter] = [(); 3].map(|()| site.driver.connect());
         let puts = [(5, 0), (5000, 0), (7, 0), (5, 100), (9, 0)];
         let puts = puts.map(|(pri, delay)| put(pri, delay, 60, "<secret>!")).concat();
@@ -96,7 +103,7 @@ impl Site {
         request: impl AsRef<[u8]>,
         mut between: impl FnMut(&mut Site),
     ) -> Response {
-        let mut http = Http::open(self.tubes_max, self.driver.now);
+        let mut http = Http::open(self.driver.now);
         http.receive(Subject::Serving(&self.driver), request);
         let mut pieces = Vec::new();
         while !http.is_done() {
@@ -166,7 +173,7 @@ pub fn get(path: &str, accept: &str) -> String {
 
 /// Returns the response of a server that serves no clients.
 pub fn idle_response(subject: Subject<'_>, request: &str) -> Response {
-    let mut http = Http::open(1000, START);
+    let mut http = Http::open(START);
     http.receive(subject, request);
     let piece = http.next_piece(subject);
     assert!(http.is_done());

@@ -33,8 +33,6 @@ pub struct HttpConn<S> {
     is_readable: bool,
     is_writable: bool,
     phase: Phase,
-    /// The maximum number of tubes with metrics of their own.
-    tubes_max: usize,
     /// The received part of an incomplete request head.
     head: Vec<u8>,
     /// The current part of the response.
@@ -123,15 +121,13 @@ const UNKNOWN_PATH: Answer =
 const CHUNK_HEAD: &str = "00000000\r\n";
 
 impl<S: Stream> HttpConn<S> {
-    /// Returns a connection that was accepted at `now`. Its metrics page has at most `tubes_max`
-    /// tubes with metrics of their own.
-    pub fn new(stream: S, tubes_max: usize, now: Nanos) -> HttpConn<S> {
+    /// Returns a connection that was accepted at `now`.
+    pub fn new(stream: S, now: Nanos) -> HttpConn<S> {
         HttpConn {
             stream,
             is_readable: true,
             is_writable: true,
             phase: Phase::ReadingRequest,
-            tubes_max,
             head: Vec::new(),
             response: String::new(),
             sent: 0,
@@ -264,9 +260,7 @@ impl<S: Stream> HttpConn<S> {
             }
             ServerState::StandingBy(_) => (UNAVAILABLE, "standing by\n"),
             ServerState::Serving(server, measurements) => match (path, tube) {
-                ("/metrics", _) => {
-                    return self.start_page(MetricsPage::new(self.tubes_max), request);
-                }
+                ("/metrics", _) => return self.start_page(MetricsPage::new(), request),
                 ("/readyz", _) if server.store().is_draining => (UNAVAILABLE, "draining\n"),
                 ("/readyz", _) if server.store().is_stalled() => {
                     (UNAVAILABLE, "changes are not stored\n")

@@ -26,8 +26,6 @@ use std::fmt::{self, Display, Write};
 /// A page that is being written.
 pub struct MetricsPage {
     stage: Stage,
-    /// The maximum number of tubes with samples of their own.
-    tubes_max: usize,
     /// The number of connections, by [`Activity`].
     connections: [u64; Activity::ALL.len()],
     /// In the order of the scan, from the last one to the first: turning a long list would take milliseconds.
@@ -56,11 +54,10 @@ const SAMPLES_COST: usize = 8;
 const OTHER_TUBES: &str = "other tubes";
 
 impl MetricsPage {
-    /// Returns a page on which at most `tubes_max` tubes have samples of their own.
-    pub fn new(tubes_max: usize) -> MetricsPage {
+    /// Returns a page that is to be written.
+    pub fn new() -> MetricsPage {
         MetricsPage {
             stage: Stage::Connections(0),
-            tubes_max,
             connections: [0; Activity::ALL.len()],
             tubes: Vec::new(),
             rest: TubeStats { name: OTHER_TUBES.to_owned(), ..TubeStats::default() },
@@ -89,7 +86,7 @@ impl Page for MetricsPage {
                 let is_done = scan.advance(view, |index, key, stats| {
                     // Without memory for a larger list, tubes are summed too.
                     let grow = || self.tubes.try_reserve(1);
-                    if index >= self.tubes_max
+                    if index >= limits.metrics_tubes
                         || headroom::leave(Headroom::ThreeQuarters, grow).is_err()
                     {
                         self.rest.add(&stats);
