@@ -78,7 +78,7 @@ impl Page for MetricsPage {
                 }
                 *from += count;
                 if *from >= view.conns.numbers_end() {
-                    self.removed_before = tubes.removed_count();
+                    self.removed_before = tubes.removed_count;
                     self.stage = Stage::Tubes(TubeScan::new(tubes));
                 }
             }
@@ -97,7 +97,7 @@ impl Page for MetricsPage {
                     }
                 });
                 if is_done {
-                    if tubes.removed_count() != self.removed_before {
+                    if tubes.removed_count != self.removed_before {
                         // Prometheus rejects a page with duplicates.
                         tube_scan::dedup(&mut self.tubes);
                     }
@@ -209,12 +209,12 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
     to.one("beanstalkd_urgent_jobs", totals.urgent);
     to.one("beanstalkd_jobs_created_total", totals.total_jobs);
-    to.one("beanstalkd_unique_hits_total", queue.unique.hits());
+    to.one("beanstalkd_unique_hits_total", queue.unique.hits);
     let (jobs, kept) = queue.unique.counts();
     let keys = to.family("beanstalkd_unique_keys");
     keys.with("state", "job", jobs);
     keys.with("state", "kept", kept);
-    to.one("beanstalkd_blocked_jobs", queue.unique.groups.blocked());
+    to.one("beanstalkd_blocked_jobs", queue.unique.groups.blocked);
     to.one("beanstalkd_job_timeouts_total", totals.timeouts);
     to.one("beanstalkd_job_memory_bytes", queue.job_bytes());
     if let Some(limit) = server.max_memory_bytes {
@@ -262,8 +262,8 @@ fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
 fn write_body_cache(queue: &Queue, to: &mut Samples<'_>) {
     let cache = &queue.body_cache;
     let Some(limit) = cache.limit else { return };
-    let (cold, stats) = (cache.cold(), cache.stats());
-    to.one("beanstalkd_body_cache_bytes", cache.warm_bytes());
+    let (cold, stats) = (cache.cold, &cache.stats);
+    to.one("beanstalkd_body_cache_bytes", cache.warm_bytes);
     to.one("beanstalkd_body_cache_limit_bytes", limit);
     to.one("beanstalkd_cold_jobs", cold.jobs);
     to.one("beanstalkd_cold_body_bytes", cold.bytes);

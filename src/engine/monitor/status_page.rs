@@ -56,18 +56,18 @@ fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
         ("workers", "workers", |view| Value::Count(view.queue.totals.workers)),
         ("waiting", "waiting", |view| Value::Count(view.queue.totals.waiting)),
         ("job_memory_bytes", "memory", |view| Value::Bytes(view.queue.job_bytes())),
-        ("cold_jobs", "cold", |view| Value::Count(view.queue.body_cache.cold().jobs)),
-        ("cold_body_bytes", "cold bodies", |view| Value::Bytes(view.queue.body_cache.cold().bytes)),
-        ("body_cache_bytes", "body cache", |view| Value::Bytes(view.queue.body_cache.warm_bytes())),
+        ("cold_jobs", "cold", |view| Value::Count(view.queue.body_cache.cold.jobs)),
+        ("cold_body_bytes", "cold bodies", |view| Value::Bytes(view.queue.body_cache.cold.bytes)),
+        ("body_cache_bytes", "body cache", |view| Value::Bytes(view.queue.body_cache.warm_bytes)),
         ("body_cache_limit_bytes", "cache limit", |view| {
             Value::Bytes(view.queue.body_cache.limit.unwrap_or(u64::MAX))
         }),
-        ("body_reads", "body reads", |view| Value::Count(view.queue.body_cache.stats().reads)),
+        ("body_reads", "body reads", |view| Value::Count(view.queue.body_cache.stats.reads)),
         ("body_waits", "disk waits", |view| {
-            Value::Count(view.queue.body_cache.stats().wait_times.total())
+            Value::Count(view.queue.body_cache.stats.wait_times.total())
         }),
         ("body_read_failures", "unreadable", |view| {
-            Value::Count(view.queue.body_cache.stats().failures)
+            Value::Count(view.queue.body_cache.stats.failures)
         }),
     ];
     let has_cache = view.queue.body_cache.limit.is_some();

@@ -35,9 +35,10 @@ use std::rc::Rc;
 pub struct BodyCache {
     /// The bytes of bodies that may be in memory; `None` if all may.
     pub limit: Option<u64>,
-    /// The bytes of the bodies of jobs that are in memory.
-    warm_bytes: u64,
-    cold: ColdBodies,
+    /// The bytes of the bodies of jobs that are in memory. Other modules only read it.
+    pub warm_bytes: u64,
+    /// Other modules only read the counts.
+    pub cold: ColdBodies,
     /// The page of jobs that is looked at next for bodies that can become cold.
     hand: usize,
     /// A body has become cold since the hand was at the first page.
@@ -56,7 +57,7 @@ pub struct BodyCache {
     unmoved: Option<FileNumber>,
     /// The ids of jobs whose bodies cannot be read, which was logged.
     pub(super) unreadable: HashSet<u64>,
-    stats: ReadStats,
+    pub stats: ReadStats,
 }
 
 /// The cold bodies.
@@ -97,21 +98,6 @@ impl BodyCache {
     /// Returns whether bodies in memory take more than they may.
     pub fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.warm_bytes > limit)
-    }
-
-    /// Returns the bytes of the bodies of jobs that are in memory.
-    pub fn warm_bytes(&self) -> u64 {
-        self.warm_bytes
-    }
-
-    /// Returns the counts of cold bodies.
-    pub fn cold(&self) -> ColdBodies {
-        self.cold
-    }
-
-    /// Returns how cold bodies were read back.
-    pub fn stats(&self) -> &ReadStats {
-        &self.stats
     }
 
     /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.

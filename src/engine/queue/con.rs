@@ -34,7 +34,7 @@ impl Queue {
     #[inline]
     fn member_key(&self, job: JobKey) -> Option<MemberKey> {
         // Looking at the job would cost more.
-        if self.unique.groups.are_unused() {
+        if self.unique.groups.members.is_empty() {
             return None;
         }
         self.unique.member_of(self.jobs[job].unique()?)
@@ -64,12 +64,12 @@ impl Queue {
     #[cold]
     fn add_member(&mut self, job: JobKey, key: MemberKey) {
         self.work.spend(WORK_PER_CHANGE);
-        let group = self.unique.groups.member(key).rank.group;
+        let group = self.unique.groups.members[key].rank.group;
         let rank = Rank { group, ..self.rank_of(job) };
         let first = self.unique.groups.first_of_group(rank);
         self.unique.groups.add(key, rank);
         self.tubes[rank.tube].behind += 1;
-        if first.is_none_or(|first| rank < self.unique.groups.member(first).rank) {
+        if first.is_none_or(|first| rank < self.unique.groups.members[first].rank) {
             if let Some(first) = first {
                 self.withdraw(first);
             }
@@ -94,7 +94,7 @@ impl Queue {
     #[cold]
     fn remove_member(&mut self, key: MemberKey) {
         self.work.spend(WORK_PER_CHANGE);
-        let Member { rank, place, .. } = *self.unique.groups.member(key);
+        let Member { rank, place, .. } = self.unique.groups.members[key];
         self.withdraw(key);
         self.tubes[rank.tube].behind -= 1;
         let groups = &mut self.unique.groups;
@@ -108,7 +108,7 @@ impl Queue {
 
     /// Takes a ready job back from where it is found: it is behind others.
     fn withdraw(&mut self, key: MemberKey) {
-        let member = self.unique.groups.member_mut(key);
+        let member = &mut self.unique.groups.members[key];
         match member.place {
             Place::Offered => {
                 member.place = Place::Behind;
@@ -124,7 +124,7 @@ impl Queue {
     /// Parks the first ready job of a tube if it is blocked. Returns whether it was.
     #[inline]
     pub(super) fn park_first(&mut self, tube: TubeKey) -> bool {
-        if self.unique.groups.are_unused() {
+        if self.unique.groups.members.is_empty() {
             return false;
         }
         let first = self.tubes[tube].first_ready(&self.jobs);
@@ -177,7 +177,7 @@ impl Queue {
     pub(super) fn free_slot(&mut self, job: JobKey) {
         let Some(key) = self.member_key(job) else { return };
         self.work.spend(WORK_PER_CHANGE);
-        if self.unique.groups.member(key).place == Place::Slot {
+        if self.unique.groups.members[key].place == Place::Slot {
             self.unique.groups.remove(key);
         }
     }
@@ -199,11 +199,11 @@ impl Queue {
             }
             self.work.spend(WORK_PER_CHANGE);
             let Some(first) = groups.next_to_offer() else { continue };
-            let job = groups.member(first).job;
+            let job = groups.members[first].job;
             groups.set_parked(first, false);
             if !self.is_flushed(&self.jobs[job]) {
                 self.insert_ready(job);
-                self.unique.groups.member_mut(first).place = Place::Offered;
+                self.unique.groups.members[first].place = Place::Offered;
                 self.tubes[self.jobs[job].tube].behind -= 1;
                 self.announce(job);
             }
@@ -220,7 +220,7 @@ impl Queue {
     /// Returns a flushed ready job that is behind others.
     pub(super) fn flushed_behind(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
         let groups = &self.unique.groups;
-        groups.first_from(Rank::first(tube, epoch)).map(|first| groups.member(first).job)
+        groups.first_from(Rank::first(tube, epoch)).map(|first| groups.members[first].job)
     }
 
     /// Takes a flushed job out of its group, before it is freed.
@@ -229,7 +229,7 @@ impl Queue {
         let groups = &mut self.unique.groups;
         match self.jobs[job].state {
             State::Ready(_) => {
-                if groups.member(key).place == Place::Parked {
+                if groups.members[key].place == Place::Parked {
                     groups.set_parked(key, false);
                 }
                 groups.remove(key);

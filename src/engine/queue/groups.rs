@@ -55,13 +55,14 @@ pub enum Place {
 #[derive(Default)]
 pub struct Groups {
     groups: HashSlab<GroupKey, Group>,
-    members: Members,
+    /// No job has a group as long as it is empty, as is usual.
+    pub members: Members,
     /// The ready jobs, and the reserved ones with a slot.
     placed: Tree<InTube>,
     /// Groups with a free slot that have parked jobs, or had some.
     freed: List,
-    /// The number of ready jobs of full groups.
-    blocked: u64,
+    /// The number of ready jobs of full groups, which cannot be reserved.
+    pub blocked: u64,
 }
 
 type Members = PagedSlab<MemberKey, Member>;
@@ -105,28 +106,6 @@ impl Groups {
     pub fn taken_bytes(&self) -> u64 {
         let limits = self.groups.len() * LIMITS_BYTES;
         self.members.taken_bytes() + self.groups.taken_bytes() + limits as u64
-    }
-
-    /// Returns whether no job has a group, as is usual.
-    pub fn are_unused(&self) -> bool {
-        self.members.is_empty()
-    }
-
-    /// Returns the number of ready jobs that cannot be reserved because their groups are full.
-    pub fn blocked(&self) -> u64 {
-        self.blocked
-    }
-
-    /// Returns a member.
-    ///
-    /// # Panics
-    /// There is no such member.
-    pub fn member(&self, key: MemberKey) -> &Member {
-        &self.members[key]
-    }
-
-    pub fn member_mut(&mut self, key: MemberKey) -> &mut Member {
-        &mut self.members[key]
     }
 
     /// Ensures that one more job can have a group.

@@ -86,7 +86,8 @@ pub struct Tubes {
     table: HashSlab<TubeKey, Tube>,
     /// The order of `list-tubes`.
     order: Vec<TubeKey>,
-    removed_count: u64,
+    /// The number of tubes removed since the start.
+    pub removed_count: u64,
     hasher: RandomState,
     /// The list of all tubes that is being made.
     listing: Option<Listing>,
@@ -167,11 +168,6 @@ impl Tubes {
     /// Returns the tube at this index in the order of `list-tubes`.
     pub fn at(&self, index: usize) -> TubeKey {
         self.order[index]
-    }
-
-    /// Returns the number of tubes removed since the start.
-    pub fn removed_count(&self) -> u64 {
-        self.removed_count
     }
 
     /// Returns the tube of this name.

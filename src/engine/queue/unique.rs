@@ -45,13 +45,13 @@ pub struct UniqueKeys {
     pub groups: Groups,
     secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
-    hits: u64,
+    pub hits: u64,
     /// How many of `of_jobs` are of jobs with a group alone.
     without_key: usize,
 }
 
 /// The key of a job that is not freed.
-struct KeyOfJob {
+pub struct KeyOfJob {
     digest: Digest,
     job: JobKey,
     /// For how many seconds the key is kept after the delete of its job.
@@ -289,11 +289,6 @@ impl UniqueKeys {
         (self.of_jobs.len() - self.without_key, self.kept.len())
     }
 
-    /// Returns the number of puts that inserted no job.
-    pub fn hits(&self) -> u64 {
-        self.hits
-    }
-
     /// Returns the memory of all keys, in bytes.
     pub fn taken_bytes(&self) -> u64 {
         let groups = self.groups.taken_bytes();
@@ -334,10 +329,9 @@ impl UniqueKeys {
 
     /// Returns the record of the key of a job, if it has one.
     pub fn record_of(&self, job: &Job) -> Option<KeyRecord> {
-        let KeyOfJob { digest, ttl_secs, member, .. } = &self.of_jobs[job.unique()?];
+        let KeyOfJob { digest, ttl_secs, member, .. } = self.of_jobs[job.unique()?];
         let (id, secret) = (job.id, self.secret);
-        let con = member.in_group().map(|member| self.groups.member(member).con);
-        let (digest, ttl_secs) = (*digest, *ttl_secs);
+        let con = member.in_group().map(|member| self.groups.members[member].con);
         Some(KeyRecord { id, digest, secret, ttl_secs, kept_until: None, con })
     }
 
@@ -349,11 +343,7 @@ impl UniqueKeys {
     }
 
     /// Removes the key of a job, which leaves its group.
-    pub fn remove(&mut self, key: UniqueKey) {
-        self.take_of_job(key);
-    }
-
-    fn take_of_job(&mut self, key: UniqueKey) -> KeyOfJob {
+    pub fn remove(&mut self, key: UniqueKey) -> KeyOfJob {
         self.member_of(key).into_iter().for_each(|member| self.groups.leave(member));
         let of_job = self.of_jobs.remove(key);
         self.without_key -= usize::from(of_job.digest.is_none());
@@ -418,7 +408,7 @@ impl UniqueKeys {
 
     /// Keeps the key of a deleted job. The memory for that is reserved.
     fn keep(&mut self, key: UniqueKey, id: u64, until: Nanos) -> KeptKey {
-        let KeyOfJob { digest, ttl_secs, .. } = self.take_of_job(key);
+        let KeyOfJob { digest, ttl_secs, .. } = self.remove(key);
         self.add_kept(NewKey { digest, ttl_secs, con: None }, id, until)
     }
 
