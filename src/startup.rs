@@ -277,7 +277,7 @@ fn check_sockets(
 fn failure_of_replay(place: &dyn Display, error: &BinlogError) -> Failure {
     let os_error = error.os_error.map(io::Error::from_raw_os_error);
     let (exit_code, remedy) = match error.step {
-        Step::Read if error.is_newer() => {
+        Step::Read if error.kind == io::ErrorKind::Unsupported => {
             (EXIT_REFUSED, "; start the newer server that wrote it, or move the files away")
         }
         Step::Read if error.kind == io::ErrorKind::OutOfMemory => (1, ""),

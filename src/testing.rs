@@ -2,7 +2,7 @@
 //! every version.
 
 pub use crate::engine::binlog::disk::{Disk, FileNumber};
-pub use crate::engine::binlog::error::BinlogError;
+pub use crate::engine::binlog::error::{BinlogError, Step};
 pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::reads::RecordRead;
 pub use crate::engine::binlog::{Progress, Syncing};

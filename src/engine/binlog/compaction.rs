@@ -144,7 +144,7 @@ impl Binlog {
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
         // the records of the gap that it leaves.
         let must_fit = self.compaction.is_freeing || self.is_full();
-        let gap_bytes = (1 + self.files.prepared_count() as u64) * SHORT;
+        let gap_bytes = (1 + self.files.prepared().len() as u64) * SHORT;
         let most_live = if must_fit {
             (self.room_for_moves().saturating_add(self.measure_space())).saturating_sub(gap_bytes)
         } else {

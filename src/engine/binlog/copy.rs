@@ -25,7 +25,7 @@ pub fn copy(
     to: &mut dyn Disk,
     mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<Copied, BinlogError> {
-    if !to.list().map_err(cannot_list)?.is_empty() {
+    if !to.list().map_err(BinlogError::of_list)?.is_empty() {
         let error = io::Error::other("there is a binlog already");
         return Err(BinlogError::new(Step::Write, "cannot write there", error));
     }
@@ -42,7 +42,7 @@ fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogErro
     let mut files = Vec::new();
     // The bytes behind the very last record were left by a crash.
     let mut history = History::default();
-    for number in disk.list().map_err(cannot_list)? {
+    for number in disk.list().map_err(BinlogError::of_list)? {
         history.read_file(disk, number, |event| match event {
             Event::Opened { .. } | Event::Record(..) => Ok(()),
             Event::Damage(number, Damage { offset, .. }) => {
@@ -88,8 +88,4 @@ fn copy_file(
     to.begin_sync(&[number], true, false);
     to.close(number);
     to.finished_sync(true).unwrap_or(Ok(()))
-}
-
-fn cannot_list(error: io::Error) -> BinlogError {
-    BinlogError::new(Step::Read, "cannot list the files", error)
 }

@@ -10,7 +10,8 @@ use std::io;
 pub struct BinlogError {
     /// When it happened.
     pub step: Step,
-    /// The kind of the error of the disk.
+    /// The kind of the error of the disk: `NotFound` if the file was removed, and `Unsupported` if a newer
+    /// server has written it.
     pub kind: io::ErrorKind,
     /// Its number, if it is one of the system.
     pub os_error: Option<i32>,
@@ -46,6 +47,11 @@ impl BinlogError {
         BinlogError { step, kind: error.kind(), os_error: error.raw_os_error(), text }
     }
 
+    /// Returns the failure to list the files.
+    pub fn of_list(error: io::Error) -> BinlogError {
+        BinlogError::new(Step::Read, "cannot list the files", error)
+    }
+
     /// Returns the failure to read a file.
     pub fn of_read(file: FileNumber, error: io::Error) -> BinlogError {
         BinlogError::new(Step::Read, format!("cannot read binlog.{file}"), error)
@@ -60,21 +66,6 @@ impl BinlogError {
     /// Returns the failure to print.
     pub fn of_output(error: io::Error) -> BinlogError {
         BinlogError::new(Step::Output, "cannot write the output", error)
-    }
-
-    /// Returns whether the first file of a start could not be created.
-    pub fn is_begin(&self) -> bool {
-        self.step == Step::Begin
-    }
-
-    /// Returns whether a newer server has written the file.
-    pub fn is_newer(&self) -> bool {
-        self.kind == io::ErrorKind::Unsupported
-    }
-
-    /// Returns whether the file was removed.
-    pub fn is_gone(&self) -> bool {
-        self.kind == io::ErrorKind::NotFound
     }
 }
 

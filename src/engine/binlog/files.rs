@@ -49,10 +49,8 @@ pub struct Files {
     pub number_before: FileNumber,
     /// The files that were removed before older ones, and those that soon will be.
     pub gaps: Gaps,
-    /// At most this many gaps.
+    /// At most this many gaps; without any, files leave oldest first.
     pub most_gaps: usize,
-    /// A remote disk takes a missing file for a lost one, so its files leave oldest first.
-    pub leave_in_order: bool,
     /// Those of jobs, and those of kept keys.
     entries: [PagedSlab<EntryKey, Entry>; 2],
     /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
@@ -132,8 +130,12 @@ pub const FAR_OFFSET: u32 = u32::MAX;
 
 impl Entry {
     fn new((file, offset): (FileNumber, u64), len: u64, is_keeping: bool) -> Entry {
-        let len = record_len(len) | if is_keeping { KEEPS_KEY } else { 0 };
-        Entry { file: file_number(file), offset: record_offset(offset), len, links: Links::LOOSE }
+        let file = NonZero::new(file).expect("files are numbered from 1");
+        let offset = u32::try_from(offset).unwrap_or(FAR_OFFSET);
+        let len = u32::try_from(len).ok().filter(|len| len & KEEPS_KEY == 0);
+        let len = len.expect("a body has at most 2^30 bytes");
+        let len = len | if is_keeping { KEEPS_KEY } else { 0 };
+        Entry { file, offset, len, links: Links::LOOSE }
     }
 
     /// Returns the number of the file to which it belongs.
@@ -242,13 +244,8 @@ impl Files {
     }
 
     /// Returns the prepared files, the oldest first.
-    pub fn prepared(&self) -> impl DoubleEndedIterator<Item = &File> {
+    pub fn prepared(&self) -> impl DoubleEndedIterator<Item = &File> + ExactSizeIterator {
         self.list.iter().skip(self.current + 1)
-    }
-
-    /// Returns how many prepared files there are.
-    pub fn prepared_count(&self) -> usize {
-        self.list.len().saturating_sub(self.current + 1)
     }
 
     /// Returns the index of the file with this number.
@@ -354,7 +351,7 @@ impl Files {
 
     /// Returns how many more files may be removed while older ones are needed.
     pub fn gaps_left(&self) -> usize {
-        if self.leave_in_order || self.last_number() - self.oldest_number() >= MOST_NUMBERS {
+        if self.last_number() - self.oldest_number() >= MOST_NUMBERS {
             return 0;
         }
         let is_new = |file: &&File| file.free_since.is_some() && !self.gaps.contains(file.number);
@@ -586,24 +583,6 @@ fn place_of(owner: Owner) -> (usize, EntryKey) {
 /// Returns the bytes that a file of `size` bytes takes on the disk.
 pub fn on_disk(size: u64) -> u64 {
     size.next_multiple_of(BLOCK)
-}
-
-/// Returns whether the entry of a job keeps the offset of a record there.
-pub fn is_known_offset(offset: u64) -> bool {
-    record_offset(offset) != FAR_OFFSET
-}
-
-fn record_offset(offset: u64) -> u32 {
-    u32::try_from(offset).unwrap_or(FAR_OFFSET)
-}
-
-fn record_len(len: u64) -> u32 {
-    let len = u32::try_from(len).ok().filter(|len| len & KEEPS_KEY == 0);
-    len.expect("a body has at most 2^30 bytes")
-}
-
-fn file_number(number: FileNumber) -> NonZero<FileNumber> {
-    NonZero::new(number).expect("files are numbered from 1")
 }
 
 /// The links of the lists of jobs and of kept keys in a file.

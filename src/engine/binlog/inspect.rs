@@ -9,7 +9,7 @@
 //! record, so a record that was incomplete in the first reading was complete before the second.
 
 use super::disk::{Disk, FileNumber};
-use super::error::{BinlogError, Step};
+use super::error::BinlogError;
 use super::history::{Event, Flushes, History};
 use super::reader::{Damage, Record};
 use super::record::{
@@ -118,9 +118,7 @@ impl Survey {
         let mut history = History::default();
         let mut read = Vec::new();
         loop {
-            let mut numbers = disk.list().map_err(|error| {
-                BinlogError::new(Step::Read, "cannot list the directory", error)
-            })?;
+            let mut numbers = disk.list().map_err(BinlogError::of_list)?;
             // The server may create newer files while these are read.
             numbers.retain(|number| Some(number) > read.last());
             if numbers.is_empty() {
@@ -155,7 +153,7 @@ impl Survey {
         let is_gone = match history.read_file(disk, number, |event| self.visit(number, event)) {
             // A file that is being removed is truncated while it is read.
             Ok(()) => disk.size(number).is_err_and(|error| error.kind() == ErrorKind::NotFound),
-            Err(error) if error.is_gone() => true,
+            Err(error) if error.kind == ErrorKind::NotFound => true,
             Err(error) => return Err(error),
         };
         if is_gone {

@@ -355,11 +355,13 @@ impl Binlog {
         self.status()
     }
 
-    /// Removes all files without jobs, and renames damaged ones.
+    /// Removes all files that can be removed without the record of a gap, and renames damaged ones.
     pub fn remove_all(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.commit(now)?;
         self.sync();
-        self.remove_all_free();
+        while self.next_to_remove().is_some_and(|index| self.files.is_recorded_gap(index))
+            && self.remove_next(false)
+        {}
         self.status()
     }
 

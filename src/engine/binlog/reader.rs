@@ -79,14 +79,9 @@ pub struct Damage {
     pub is_full: bool,
 }
 
-/// Bytes that are no intact record. Only those whose cause is [`Corruption::ZEROS`] may be free space.
-struct Broken {
-    cause: Corruption,
-    id: Option<u64>,
-    is_full: bool,
-    /// The end of the record, if its length is plausible.
-    next: Option<u64>,
-}
+/// Bytes that are no intact record, whose number is not known yet, and the end of the record, if its length is
+/// plausible. Only those whose cause is [`Corruption::ZEROS`] may be free space.
+type Broken = (Damage, Option<u64>);
 
 /// Versions that a newer server may write. A version 7 with one flipped bit is none of them.
 const NEWER_VERSIONS: Range<i32> = 8..15;
@@ -134,7 +129,8 @@ impl<'d> Reader<'d> {
         let (version_end, header_end) = (VERSION_LEN as u64, FILE_HEAD_LEN as u64);
         let unknown = Corruption::Version(number);
         let ours = Layout::V7_WITH_CRC;
-        let (layout, offset, damage) = match (header, Layout::of_version(version)) {
+        let known = [Layout::V5, Layout::V7].into_iter().find(|layout| layout.version == number);
+        let (layout, offset, damage) = match (header, known) {
             // Only files of this server have a file header record, so the version is damaged.
             (FileHeader::Intact { .. } | FileHeader::Damaged, _) if version != record::VERSION => {
                 (ours, header_end, Some((0, version_end, unknown)))
@@ -175,14 +171,14 @@ impl<'d> Reader<'d> {
             return Ok(Item::Damage(damage));
         }
         let offset = self.offset;
-        let Broken { cause, id, is_full, next } = match self.parse(offset)? {
+        let (mut damage, next) = match self.parse(offset)? {
             Ok(head) => {
                 self.offset += head.record_len();
                 return Ok(Item::Record(self.record(offset, head)));
             }
             Err(broken) => broken,
         };
-        let search_from = if cause == Corruption::ZEROS {
+        let search_from = if damage.cause == Corruption::ZEROS {
             match self.end_of_zeros(offset)? {
                 Some(at) => at,
                 None => return Ok(Item::End { used: offset, tail: None }),
@@ -191,11 +187,10 @@ impl<'d> Reader<'d> {
             self.search_start(offset, next)?
         };
         let found = self.search(search_from)?;
-        let len = found.unwrap_or(self.size) - offset;
-        let damage = Damage { offset, len, cause, id, is_full };
+        damage.len = found.unwrap_or(self.size) - offset;
         match found {
             Some(next) => self.offset = next,
-            None if cause == Corruption::CUT_SHORT || self.is_unwritten(offset, next)? => {
+            None if damage.cause == Corruption::CUT_SHORT || self.is_unwritten(offset, next)? => {
                 return Ok(Item::End { used: offset, tail: Some(damage) });
             }
             // It was written whole, and was damaged later.
@@ -232,7 +227,7 @@ impl<'d> Reader<'d> {
         Ok(match self.parse(next)? {
             // Only the body or a field is damaged, and the next record is in its place.
             Ok(_) => next,
-            Err(Broken { cause: Corruption::ZEROS, .. }) => {
+            Err((Damage { cause: Corruption::ZEROS, .. }, _)) => {
                 self.end_of_zeros(next)?.unwrap_or(self.size)
             }
             Err(_) => offset + 1,
@@ -250,12 +245,13 @@ impl<'d> Reader<'d> {
                 let is_cut = cause == Corruption::CUT_SHORT;
                 let is_blank = is_cut && bytes.iter().all(|&byte| byte == 0);
                 let cause = if is_blank { Corruption::ZEROS } else { cause };
-                return Ok(Err(Broken { cause, id: None, is_full: false, next: None }));
+                return Ok(Err((Damage { offset, len: 0, cause, id: None, is_full: false }, None)));
             }
         };
         let end = offset + head.record_len();
         let next = (end <= size).then_some(end);
-        let broken = |cause| Broken { cause, id: Some(head.id), is_full: head.tube_len > 0, next };
+        let (id, is_full) = (Some(head.id), head.tube_len > 0);
+        let broken = |cause| (Damage { offset, len: 0, cause, id, is_full }, next);
         if next.is_none() {
             return Ok(Err(broken(Corruption::CUT_SHORT)));
         }
@@ -309,7 +305,7 @@ impl<'d> Reader<'d> {
             if is_likely {
                 match self.parse(offset)? {
                     Ok(_) => return Ok(Some(offset)),
-                    Err(Broken { next, .. }) => {
+                    Err((_, next)) => {
                         let tried = next.map_or(0, |next| next - offset);
                         self.search_left = self.search_left.saturating_sub(tried);
                     }

@@ -175,11 +175,13 @@ pub enum Content {
     FileHeader(u64),
 }
 
-/// The fields as they are in a record of any content.
+/// The fields as they are in a record of any content, one after the other.
 #[derive(Default)]
 struct Raw {
     id: u64,
     pri: u32,
+    /// Zero while the checksum is made.
+    checksum: u32,
     delay: u64,
     ttr: u64,
     body_len: u32,
@@ -236,19 +238,8 @@ pub const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
 const NAME_LENGTH_LEN: usize = 4;
 const FIELDS_LEN: usize = 80;
 
-// The offsets of the fields, in bytes from the first one.
-const ID_AT: usize = 0;
-const PRI_AT: usize = 8;
+/// The offset of the checksum, in bytes from the first field.
 const CHECKSUM_AT: usize = 12;
-const DELAY_AT: usize = 16;
-const TTR_AT: usize = 24;
-const BODY_LEN_AT: usize = 32;
-const NONCE_AT: usize = 36;
-const CREATED_AT: usize = 40;
-const MOMENT_AT: usize = 48;
-const COUNTS_AT: usize = 56;
-const STATE_AT: usize = 76;
-const MARK_AT: usize = 77;
 
 thread_local! {
     /// The checksum of no bytes. To look for the instructions that the processor has takes a quarter as long as
@@ -325,41 +316,42 @@ impl Content {
 }
 
 impl Raw {
-    /// Returns the fields with a checksum of zero.
     fn to_bytes(&self) -> [u8; FIELDS_LEN] {
-        let mut bytes = [0; FIELDS_LEN];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-        put(ID_AT, &self.id.to_ne_bytes());
-        put(PRI_AT, &self.pri.to_ne_bytes());
-        put(DELAY_AT, &self.delay.to_ne_bytes());
-        put(TTR_AT, &self.ttr.to_ne_bytes());
-        put(BODY_LEN_AT, &self.body_len.to_ne_bytes());
-        put(NONCE_AT, &self.nonce.to_ne_bytes());
-        put(CREATED_AT, &self.created.to_ne_bytes());
-        put(MOMENT_AT, &self.moment.to_ne_bytes());
-        for (index, count) in self.counts.into_iter().enumerate() {
-            put(COUNTS_AT + 4 * index, &count.to_ne_bytes());
-        }
-        put(STATE_AT, &[self.state, self.mark]);
+        let (mut bytes, mut at) = ([0; FIELDS_LEN], 0);
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&self.id.to_ne_bytes());
+        put(&self.pri.to_ne_bytes());
+        put(&self.checksum.to_ne_bytes());
+        put(&self.delay.to_ne_bytes());
+        put(&self.ttr.to_ne_bytes());
+        put(&self.body_len.to_ne_bytes());
+        put(&self.nonce.to_ne_bytes());
+        put(&self.created.to_ne_bytes());
+        put(&self.moment.to_ne_bytes());
+        self.counts.into_iter().for_each(|count| put(&count.to_ne_bytes()));
+        put(&[self.state, self.mark]);
         bytes
     }
 
-    fn of_bytes(bytes: &[u8]) -> Raw {
-        let u32_at = |at| u32::from_ne_bytes(array(bytes, at));
-        let u64_at = |at| u64::from_ne_bytes(array(bytes, at));
+    fn of_bytes(mut bytes: &[u8]) -> Raw {
+        let rest = &mut bytes;
         Raw {
-            id: u64_at(ID_AT),
-            pri: u32_at(PRI_AT),
-            delay: u64_at(DELAY_AT),
-            ttr: u64_at(TTR_AT),
-            body_len: u32_at(BODY_LEN_AT),
-            nonce: u32_at(NONCE_AT),
-            created: u64_at(CREATED_AT),
-            moment: u64_at(MOMENT_AT),
-            counts: std::array::from_fn(|index| u32_at(COUNTS_AT + 4 * index)),
-            state: bytes[STATE_AT],
+            id: u64::from_ne_bytes(take(rest)),
+            pri: u32::from_ne_bytes(take(rest)),
+            checksum: u32::from_ne_bytes(take(rest)),
+            delay: u64::from_ne_bytes(take(rest)),
+            ttr: u64::from_ne_bytes(take(rest)),
+            body_len: u32::from_ne_bytes(take(rest)),
+            nonce: u32::from_ne_bytes(take(rest)),
+            created: u64::from_ne_bytes(take(rest)),
+            moment: u64::from_ne_bytes(take(rest)),
+            counts: [(); 5].map(|()| u32::from_ne_bytes(take(rest))),
+            state: take::<1>(rest)[0],
             // Version 5 has none.
-            mark: bytes.get(MARK_AT).copied().unwrap_or_default(),
+            mark: rest.first().copied().unwrap_or_default(),
         }
     }
 }
@@ -412,12 +404,6 @@ impl Layout {
     /// The length of the longest head of a record in bytes.
     pub const LONGEST_HEAD: usize = 8 + TUBE_NAME_MAX + FIELDS_LEN;
 
-    /// Returns the layout of a file with this version and without a file header record.
-    pub fn of_version(version: [u8; VERSION_LEN]) -> Option<Layout> {
-        let mut layouts = [Layout::V5, Layout::V7].into_iter();
-        layouts.find(|layout| layout.version.to_ne_bytes() == version)
-    }
-
     /// Returns the length in bytes of the head of a record of a job in this tube.
     pub fn head_len(self, tube: &str) -> usize {
         self.name_at + tube.len() + self.fields_len
@@ -453,12 +439,14 @@ impl Layout {
             return Err(Corruption::NAME);
         }
         let is_deleted = of_job.state == RecordState::Deleted;
+        let flush = |kind| Some(Content::Flush(Decision { kind, decided_at: of_job.created_at }));
         let content = match raw.id {
             id if id < GAP_ID => Some(Content::Job(of_job)),
             _ if !self.has_checksums || !is_deleted => None,
-            id if !is_short => flush_of(id, of_job.created_at),
-            KEY_ID => key_of(&raw),
-            GAP_ID => gap_of(&raw),
+            FLUSH_ALL_ID if !is_short => flush(FlushKind::All),
+            FLUSH_BURIED_ID if !is_short => flush(FlushKind::Buried),
+            KEY_ID if is_short => key_of(&raw),
+            GAP_ID if is_short => gap_of(&raw),
             _ => None,
         };
         let content = content.ok_or(Corruption::ID)?;
@@ -525,15 +513,6 @@ impl Layout {
     }
 }
 
-fn flush_of(id: u64, decided_at: Nanos) -> Option<Content> {
-    let kind = match id {
-        FLUSH_ALL_ID => FlushKind::All,
-        FLUSH_BURIED_ID => FlushKind::Buried,
-        _ => return None,
-    };
-    Some(Content::Flush(Decision { kind, decided_at }))
-}
-
 /// Returns the key of such a record, if a job can have its id.
 fn key_of(raw: &Raw) -> Option<Content> {
     let [a, b, c, d, limit] = raw.counts;
@@ -565,8 +544,11 @@ pub fn body_of(bytes: &[u8], layout: Layout, id: u64) -> Result<&[u8], Corruptio
     Ok(&bytes[len..])
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    *bytes[at..].first_chunk().expect("the caller has checked the length")
+/// Returns the first bytes, and removes them.
+fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+    let (first, rest) = bytes.split_first_chunk().expect("the caller has checked the length");
+    *bytes = rest;
+    *first
 }
 
 #[cfg(test)]
@@ -618,7 +600,7 @@ mod tests {
         for (tube, body) in [("mail", &b"hello\r\n"[..]), ("", b"")] {
             let mut bytes = record(tube, body);
             let at = 4 + tube.len() + 12;
-            let checksum = u32::from_ne_bytes(array(&bytes, at));
+            let checksum = u32::from_ne_bytes(take(&mut &bytes[at..]));
             bytes[at..at + 4].fill(0);
             assert_eq!(checksum, crc32fast::hash(&bytes));
         }

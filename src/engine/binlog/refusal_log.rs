@@ -7,7 +7,7 @@ use crate::engine::time::Nanos;
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     /// The last put was refused.
-    is_refusing: bool,
+    pub is_refusing: bool,
     /// The last logged line is that puts are refused.
     is_refusal_logged: bool,
     /// The number of times that the server began to refuse puts since it last logged that.
@@ -17,11 +17,6 @@ pub struct RefusalLog {
 
 impl RefusalLog {
     const PAUSE: Nanos = Nanos::from_secs(60);
-
-    /// Returns whether the last put was refused.
-    pub fn is_refusing(&self) -> bool {
-        self.is_refusing
-    }
 
     /// Counts a put that is refused. If that is to be logged, returns how many earlier times it
     /// was not.

@@ -82,9 +82,10 @@ impl Binlog {
         // take space.
         self.sync.has_new_names = true;
         self.sync.is_truncating = true;
-        let most = u64::from(self.policy.file_size / 2).saturating_sub(HEAD) / SHORT;
+        // A remote disk takes a missing file for a lost one.
+        let share = if self.disk.is_remote() { 0 } else { self.policy.file_size / 2 };
+        let most = u64::from(share).saturating_sub(HEAD) / SHORT;
         self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
-        self.files.leave_in_order = self.disk.is_remote();
         self.files.gaps.forget_before(self.files.oldest_number());
         self.files.current = self.files.list.len();
         for index in 0..self.files.current {
@@ -314,7 +315,7 @@ impl Binlog {
 
     /// Returns whether puts are refused for want of space.
     pub(super) fn refuses_puts(&self) -> bool {
-        self.refuses_all_puts() || (self.is_full() && self.space.log.is_refusing())
+        self.refuses_all_puts() || (self.is_full() && self.space.log.is_refusing)
     }
 
     // ---- Reserving ----
@@ -595,14 +596,14 @@ impl Binlog {
     /// job would need again what was freed.
     pub(super) fn drained_due(&self) -> Option<Nanos> {
         let is_empty = self.files.job_count() == 0;
-        let is_drained = is_empty && (self.files.prepared_count() > 0 || self.is_worn());
+        let is_drained = is_empty && (self.files.prepared().len() > 0 || self.is_worn());
         is_drained.then(|| self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE))
     }
 
     /// Frees the space of all files but one, which is nearly empty. There must be no job.
     pub(super) fn rewind(&mut self) {
         if self.is_worn() {
-            if self.files.prepared_count() == 0
+            if self.files.prepared().len() == 0
                 && let Err(error) = self.try_sizes(self.min_piece(), Binlog::create)
             {
                 self.note_full(self.files.last_number() + 1, error);
@@ -621,14 +622,14 @@ impl Binlog {
 
     /// Removes all prepared files.
     pub(super) fn remove_all_prepared(&mut self) {
-        while self.files.prepared_count() > 0 && self.remove_newest().is_ok() {}
+        while self.files.prepared().len() > 0 && self.remove_newest().is_ok() {}
     }
 
     /// Removes a prepared file if there are several and the rest has enough room. When most live
     /// records are gone, fewer prepared files suffice.
     pub(super) fn remove_excess(&mut self) {
         let may_try = self.sync.retry_at <= self.now;
-        if self.files.prepared_count() < 2 || !self.takes_too_much() || !may_try {
+        if self.files.prepared().len() < 2 || !self.takes_too_much() || !may_try {
             return;
         }
         // More than what a reservation takes space for at the bound. Otherwise the file would be

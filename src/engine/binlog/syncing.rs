@@ -357,13 +357,6 @@ impl Binlog {
         }
     }
 
-    /// Removes all files that can be removed without the record of a gap.
-    pub(super) fn remove_all_free(&mut self) {
-        while self.next_to_remove().is_some_and(|index| self.files.is_recorded_gap(index))
-            && self.remove_next(false)
-        {}
-    }
-
     /// Removes the oldest free file; a damaged one is renamed instead. First it syncs what must be synced. If it
     /// `may_wait`, it only begins that sync, and a later call removes the file. Returns `false` if the file is
     /// not removed. Then no newer one is removed before it.

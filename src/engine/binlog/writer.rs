@@ -51,7 +51,7 @@ impl Binlog {
         if self.files.is_recorded_gap(index) {
             return true;
         }
-        let records = 1 + self.files.prepared_count() as u64;
+        let records = 1 + self.files.prepared().len() as u64;
         if self.room() < self.files.delete_records() + records {
             return false;
         }

@@ -18,7 +18,7 @@ use super::job::{Job, Jobs, State, Target};
 use super::read_body::{Grant, ReadBodies, ReadBody};
 use super::tube::Tube;
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::binlog::files;
+use crate::engine::binlog::files::FAR_OFFSET;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -144,8 +144,7 @@ impl Queue {
     ) -> Result<Body, TryReserveError> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         let with_it = self.body_cache.warm_bytes + u64::from(full_len);
-        if self.body_cache.limit.is_some_and(|limit| with_it > limit)
-            && files::is_known_offset(offset)
+        if self.body_cache.limit.is_some_and(|limit| with_it > limit) && offset < FAR_OFFSET.into()
         {
             self.count_cold(tube, full_len);
             return Ok(Body::cold(full_len));

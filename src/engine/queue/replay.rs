@@ -15,7 +15,7 @@ use super::Queue;
 use super::job::{Job, JobParams, Target};
 use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
-use crate::engine::binlog::error::{BinlogError, Step};
+use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::reader::{Damage, Record};
@@ -102,9 +102,7 @@ impl Queue {
         mut disk: Box<dyn Disk>,
         policy: Policy,
     ) -> Result<Replay<'_>, BinlogError> {
-        let listed = disk.list();
-        let numbers =
-            listed.map_err(|error| BinlogError::new(Step::Read, "cannot list it", error))?;
+        let numbers = disk.list().map_err(BinlogError::of_list)?;
         let state = ReplayState {
             queue: self,
             files: Files::default(),

@@ -76,7 +76,9 @@ impl Case {
     /// Starts a server, unless no file number is left.
     fn restart(self, disk: &FakeDisk, now: Nanos) -> Option<Instance> {
         match Instance::try_start(disk, self.options, now) {
-            Err(error) if error.is_begin() && self.numbers_end => None,
+            Err(error) if error.step == beanstalkd::testing::Step::Begin && self.numbers_end => {
+                None
+            }
             instance => Some(instance.unwrap()),
         }
     }
@@ -96,7 +98,8 @@ fn judge(files: &Files, case: Case, written: Option<&Written>) {
     let mut server = match Instance::try_start(&disk, case.options, START) {
         Ok(server) => server,
         Err(error) => {
-            let lacks_space = error.is_begin() && case.may_lack_space();
+            let lacks_space =
+                error.step == beanstalkd::testing::Step::Begin && case.may_lack_space();
             assert!(lacks_space, "{error}");
             let after = Inspection::of(&disk.live_files());
             assert_eq!(after.jobs, before.jobs, "a failed start changes the jobs");
