@@ -110,7 +110,7 @@ impl Directory {
     /// Opens the directory for reading, without the lock: another process may write to it.
     pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
         Ok(Directory {
-            home: Arc::new(Home::open(path)?),
+            home: Arc::new(Home { path: path.to_owned(), file: File::open(path)? }),
             files: Vec::new(),
             threads: None,
             unlinked: Vec::new(),

@@ -15,7 +15,7 @@ use mio::Waker;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Once};
@@ -52,8 +52,6 @@ pub type Unsynced = Vec<(FileNumber, io::Result<Arc<File>>)>;
 pub struct Home {
     pub path: PathBuf,
     pub file: File,
-    /// The warning that it cannot be synced has been logged.
-    warned: Once,
 }
 
 impl<T: Send + 'static> DiskThread<T> {
@@ -153,14 +151,11 @@ impl FinishedSync {
 }
 
 impl Home {
-    pub fn open(path: &Path) -> io::Result<Home> {
-        Ok(Home { path: path.to_owned(), file: File::open(path)?, warned: Once::new() })
-    }
-
     fn sync(&self) -> io::Result<()> {
         match self.file.sync_all() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                self.warned.call_once(|| {
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
                     warn!(
                         "-b {}: this file system cannot sync a directory: {error}; after a power \
                          cut, files may be missing or removed files may be back",

@@ -187,7 +187,7 @@ impl Manager {
         // The socket does not block, so no signal interrupts the call.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         let Err(error) = sent else { return true };
-        if is_full(&error) {
+        if let Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) = error.raw_os_error() {
             debug!("cannot notify the service manager: its socket is full; retrying in 1 s");
             return false;
         }
@@ -198,10 +198,6 @@ impl Manager {
         }
         true
     }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
 }
 
 /// Returns the interval of watchdog messages for process `own_pid`: half of the watchdog's timeout.

@@ -32,8 +32,6 @@ pub struct Compaction {
     awaited: Option<u64>,
     /// The file whose jobs are moved.
     emptied: Option<FileNumber>,
-    /// The number of jobs that were moved since the start.
-    pub jobs_moved: u64,
 }
 
 /// For each byte of garbage this many are moved while there is too much of it, and for each byte that is

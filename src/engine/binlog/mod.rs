@@ -89,8 +89,10 @@ pub struct Binlog {
     now: Nanos,
     /// The moment of the last record of a job.
     recorded_at: Nanos,
-    /// The number of records of jobs that were made since the start.
-    records_written: u64,
+    /// The numbers of records of jobs that were made since the start, and of those that moved a job to a newer
+    /// file. Other modules only read them.
+    pub records_written: u64,
+    pub records_migrated: u64,
 }
 
 /// The operator's choices.
@@ -106,29 +108,6 @@ pub struct Policy {
     pub syncing: Syncing,
     /// The bounds of steps and iterations.
     pub limits: Limits,
-}
-
-/// The numbers of `stats` and of metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BinlogStats {
-    /// The number of the oldest file.
-    pub oldest: FileNumber,
-    /// The number of the file that is written.
-    pub current: FileNumber,
-    /// The number of records that were written, moved ones included.
-    pub records_written: u64,
-    /// The number of jobs that were moved to a newer file.
-    pub records_migrated: u64,
-    /// The number of files.
-    pub files: usize,
-    /// The bytes that they take on the disk.
-    pub disk_bytes: u64,
-    /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
-    pub live_bytes: u64,
-    /// The bytes of all other records.
-    pub dead_bytes: u64,
-    /// Puts are refused for want of space.
-    pub is_full: bool,
 }
 
 /// The full record of a job, and that of its key, which is directly before it.
@@ -185,6 +164,7 @@ impl Binlog {
             now,
             recorded_at: now,
             records_written: 0,
+            records_migrated: 0,
         };
         let begun = binlog.begin_files();
         // A disk that has failed creates no file either.
@@ -270,7 +250,7 @@ impl Binlog {
         let (place, len) = self.next_place(records);
         self.files.move_to(Owner::Job(key), place, len);
         self.append_full(records);
-        self.compaction.jobs_moved += 1;
+        self.records_migrated += 1;
         self.note_moved(len)
     }
 
@@ -383,20 +363,10 @@ impl Binlog {
 
     // ---- Numbers ----
 
-    /// Returns the numbers of `stats` and of metrics.
-    pub fn stats(&self) -> BinlogStats {
+    /// Returns the bytes of all records but those in [`Files::live_bytes`].
+    pub fn dead_bytes(&self) -> u64 {
         let written: u64 = self.files.list.iter().map(File::records_len).sum();
-        BinlogStats {
-            oldest: self.files.oldest_number(),
-            current: self.files.current().number,
-            records_written: self.records_written,
-            records_migrated: self.compaction.jobs_moved,
-            files: self.files.list.len(),
-            disk_bytes: self.files.sums.disk_bytes,
-            live_bytes: self.files.live_bytes,
-            dead_bytes: written.saturating_sub(self.files.live_bytes),
-            is_full: self.refuses_puts(),
-        }
+        written.saturating_sub(self.files.live_bytes)
     }
 
     /// Returns whether a file is damaged.

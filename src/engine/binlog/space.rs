@@ -314,7 +314,7 @@ impl Binlog {
     }
 
     /// Returns whether puts are refused for want of space.
-    pub(super) fn refuses_puts(&self) -> bool {
+    pub fn refuses_puts(&self) -> bool {
         self.refuses_all_puts() || (self.is_full() && self.space.log.is_refusing)
     }
 

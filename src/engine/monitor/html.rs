@@ -107,9 +107,9 @@ pub fn tube_link(path: &str, name: &str, fragment: &str, label: impl Display) ->
 /// The values of a point in JSON. Each of [`PLOTS`] has some of them.
 pub const POINT: [Column<Point>; 6] = [
     ("seconds_ago", "", |point| Value::Span(point.age)),
-    ("ready", "ready", |point| Value::Count(point.ready)),
-    ("reserved", "held", |point| Value::Count(point.reserved)),
-    ("buried", "buried", |point| Value::Count(point.buried)),
+    ("ready", "ready", |point| Value::Count(point.totals.ready)),
+    ("reserved", "held", |point| Value::Count(point.totals.reserved)),
+    ("buried", "buried", |point| Value::Count(point.totals.buried)),
     ("puts_per_second", "in/s", |point| Value::Rate(Some(point.rates.puts))),
     ("deletes_per_second", "out/s", |point| Value::Rate(Some(point.rates.deletes))),
 ];

@@ -91,6 +91,9 @@ pub fn query_value(query: &str, name: &str) -> Option<String> {
     Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
 }
 
+/// The media type of all responses but pages, and of pages as text.
+pub const TEXT_TYPE: &str = "text/plain; charset=utf-8";
+
 /// The media types of the status page. Of types with equal quality the first is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaType {
@@ -100,21 +103,13 @@ pub enum MediaType {
 }
 
 impl MediaType {
-    /// Returns the value of the field `Content-Type`.
-    pub fn name(self) -> &'static str {
+    /// Returns the media ranges that match this type, the most specific last, and the value of the field
+    /// `Content-Type`.
+    pub fn names(self) -> ([&'static str; 3], &'static str) {
         match self {
-            MediaType::Html => "text/html; charset=utf-8",
-            MediaType::Text => "text/plain; charset=utf-8",
-            MediaType::Json => "application/json",
-        }
-    }
-
-    /// Returns the media ranges that match this type, the most specific last.
-    fn ranges(self) -> [&'static str; 3] {
-        match self {
-            MediaType::Html => ["*/*", "text/*", "text/html"],
-            MediaType::Text => ["*/*", "text/*", "text/plain"],
-            MediaType::Json => ["*/*", "application/*", "application/json"],
+            MediaType::Html => (["*/*", "text/*", "text/html"], "text/html; charset=utf-8"),
+            MediaType::Text => (["*/*", "text/*", "text/plain"], TEXT_TYPE),
+            MediaType::Json => (["*/*", "application/*", "application/json"], "application/json"),
         }
     }
 
@@ -133,8 +128,8 @@ impl MediaType {
         let matching = ranges.flat_map(|field| field.split(',')).filter_map(|range| {
             let mut parts = range.split(';').map(str::trim);
             let name = parts.next()?;
-            let specificity =
-                self.ranges().iter().position(|own| own.eq_ignore_ascii_case(name))?;
+            let (own, _) = self.names();
+            let specificity = own.iter().position(|own| own.eq_ignore_ascii_case(name))?;
             let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
             Some((specificity, quality.map_or(1_000, thousandths)))
         });

@@ -5,7 +5,7 @@
 //! complete request is evicted at once, and a connection with a response after 2 s.
 
 use super::html;
-use super::http::{self, Answer, HEAD_MAX, OK, Request, UNAVAILABLE};
+use super::http::{self, Answer, HEAD_MAX, OK, Request, TEXT_TYPE, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
 use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
@@ -110,8 +110,6 @@ const EVICTION_AGE: Nanos = Nanos::from_secs(2);
 
 /// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// The media type of all responses but pages.
-const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
 const NOT_FOUND: &str = "404 Not Found";
 const UNKNOWN_PATH: Answer =
@@ -293,7 +291,7 @@ impl<S: Stream> HttpConn<S> {
     fn start_page(&mut self, page: impl Page + 'static, request: Request<'_>) {
         let (media_type, fields) = match request.path {
             "/metrics" => (METRICS_TYPE, ""),
-            _ => (request.media_type.name(), html::HEADER_FIELDS),
+            _ => (request.media_type.names().1, html::HEADER_FIELDS),
         };
         let (page, in_chunks) = (Box::new(page), request.takes_chunks);
         // Without chunks the end of the page is the end of the connection.

@@ -34,12 +34,10 @@ pub struct Measurements {
 }
 
 /// A point of the plots: counts at its time, and rates since the point before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct Point {
     pub age: Nanos,
-    pub ready: u64,
-    pub reserved: u64,
-    pub buried: u64,
+    pub totals: Totals,
     pub rates: Rates,
 }
 
@@ -145,8 +143,7 @@ impl Measurements {
             // A job that was put and does not exist any more was deleted.
             let deletes = (jobs(before) + puts).saturating_sub(jobs(sample));
             let rates = Rates::of(puts, deletes, at.since(*before_at));
-            let &Totals { ready, reserved, buried, .. } = sample;
-            Point { age: now.since(*at), ready, reserved, buried, rates }
+            Point { age: now.since(*at), totals: *sample, rates }
         })
     }
 

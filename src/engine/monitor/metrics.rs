@@ -237,17 +237,16 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
 
 fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     let Some(binlog) = &queue.binlog else { return };
-    let stats = binlog.stats();
-    to.one("beanstalkd_binlog_files", stats.files);
-    to.one("beanstalkd_binlog_oldest_file_number", stats.oldest);
-    to.one("beanstalkd_binlog_current_file_number", stats.current);
+    to.one("beanstalkd_binlog_files", binlog.files.list.len());
+    to.one("beanstalkd_binlog_oldest_file_number", binlog.files.oldest_number());
+    to.one("beanstalkd_binlog_current_file_number", binlog.files.current().number);
     to.one("beanstalkd_binlog_file_size_bytes", server.binlog_file_size);
-    to.one("beanstalkd_binlog_disk_bytes", stats.disk_bytes);
-    to.one("beanstalkd_binlog_live_bytes", stats.live_bytes);
-    to.one("beanstalkd_binlog_dead_bytes", stats.dead_bytes);
-    to.one("beanstalkd_binlog_full", u8::from(stats.is_full));
-    to.one("beanstalkd_binlog_records_written_total", stats.records_written);
-    to.one("beanstalkd_binlog_records_migrated_total", stats.records_migrated);
+    to.one("beanstalkd_binlog_disk_bytes", binlog.files.sums.disk_bytes);
+    to.one("beanstalkd_binlog_live_bytes", binlog.files.live_bytes);
+    to.one("beanstalkd_binlog_dead_bytes", binlog.dead_bytes());
+    to.one("beanstalkd_binlog_full", u8::from(binlog.refuses_puts()));
+    to.one("beanstalkd_binlog_records_written_total", binlog.records_written);
+    to.one("beanstalkd_binlog_records_migrated_total", binlog.records_migrated);
     to.family("beanstalkd_binlog_sync_seconds").histogram(&binlog.disk.sync_times());
     if let Some((remote, progress)) = binlog.disk.remote_stats().zip(binlog.progress()) {
         to.one("beanstalkd_leading", 1_u8);

@@ -7,6 +7,7 @@ use super::http_conn::View;
 use super::table::{Out, Value};
 use super::tube_scan::TubeStats;
 use crate::attention::{self, Level, Problem, ServerFacts};
+use crate::engine::binlog::Binlog;
 use crate::engine::text::{CountOf, JsonText};
 use std::cmp::Reverse;
 
@@ -41,7 +42,7 @@ impl Problems {
     /// Adds the problems of the server.
     pub fn add_server(&mut self, view: &View<'_>) {
         let facts = ServerFacts {
-            is_binlog_full: view.queue.binlog.as_ref().is_some_and(|it| it.stats().is_full),
+            is_binlog_full: view.queue.binlog.as_ref().is_some_and(Binlog::refuses_puts),
             is_stalled: view.server.is_stalled,
             connections: view.server.connections as u64,
             max_connections: view.server.process.max_connections.map(|max| max as u64),

@@ -3,7 +3,6 @@
 //! Keys, order and quotes of the lines are part of the protocol, since clients compare whole
 //! documents. beanstalkd-protocol(7) describes each line. Counting is done elsewhere.
 
-use crate::engine::binlog::Binlog;
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Conn;
 use crate::engine::headroom::{self, Headroom};
@@ -285,11 +284,11 @@ pub fn server(server: &ServerStats<'_>, queue: &Queue) -> String {
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
     process(&mut yaml, server.process, queue.now);
-    let binlog = queue.binlog.as_ref().map(Binlog::stats).unwrap_or_default();
-    yaml.line("binlog-oldest-index", binlog.oldest)
-        .line("binlog-current-index", binlog.current)
-        .line("binlog-records-migrated", binlog.records_migrated)
-        .line("binlog-records-written", binlog.records_written)
+    let binlog = queue.binlog.as_ref();
+    yaml.line("binlog-oldest-index", binlog.map_or(0, |it| it.files.oldest_number()))
+        .line("binlog-current-index", binlog.map_or(0, |it| it.files.current().number))
+        .line("binlog-records-migrated", binlog.map_or(0, |it| it.records_migrated))
+        .line("binlog-records-written", binlog.map_or(0, |it| it.records_written))
         .line("binlog-max-size", server.binlog_file_size)
         .line("draining", server.is_draining)
         .line("id", &server.process.instance_id)

@@ -21,7 +21,7 @@ pub type ChunkNumber = u64;
 /// The keys of one binlog.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    prefix: String,
+    pub prefix: String,
 }
 
 /// What is known of a file.
@@ -63,11 +63,6 @@ const FORMAT: &str = "beanstalkd-binlog 1 file-size ";
 impl Keys {
     pub fn new(prefix: &str) -> Keys {
         Keys { prefix: prefix.to_owned() }
-    }
-
-    /// Returns the prefix, for messages.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// Returns the beginning of all keys.

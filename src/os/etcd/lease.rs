@@ -68,7 +68,7 @@ impl Member {
         };
         let failure = match ask_again(async || self.try_to_lead().await, log).await {
             Ok(lease) => {
-                warn!("leading {}", self.keys.prefix());
+                warn!("leading {}", self.keys.prefix);
                 // The log is read before that is reported.
                 self.shared.set_standing(Ok(Standing::Undecided));
                 self.shared.won.notify_one();
@@ -151,7 +151,7 @@ impl Member {
                 String::from_utf8_lossy(&other.key)
             ),
             (None, None) if self.duty == Duty::Read => {
-                format!("no binlog has the prefix {}", keys.prefix())
+                format!("no binlog has the prefix {}", keys.prefix)
             }
             (Some(None), _) if is(IMPORTING) => format!(
                 "an import was begun and not completed; delete the keys that begin with {} and import \
@@ -167,7 +167,7 @@ impl Member {
                 )
             }
             _ if self.duty == Duty::Import && !files.is_empty() => {
-                format!("{} has jobs already", keys.prefix())
+                format!("{} has jobs already", keys.prefix)
             }
             (None, None) | (Some(Some(_)), _) => {
                 if let Some(chunk) = lost {
@@ -186,7 +186,7 @@ impl Member {
         let leader = String::from_utf8_lossy(&leader.value).into_owned();
         let standing = Standing::Standby(leader.clone());
         if self.shared.standing().as_ref() != Ok(&standing) {
-            warn!("standing by: {leader} leads {}", self.keys.prefix());
+            warn!("standing by: {leader} leads {}", self.keys.prefix);
             self.shared.set_standing(Ok(standing));
         }
         // Events may be missed while a node has no connection to the others.
