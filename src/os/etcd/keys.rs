@@ -161,9 +161,6 @@ impl File {
     }
 }
 
-const FILE_LEN: usize = size_of::<FileNumber>();
-const OFFSET_LEN: usize = size_of::<u64>();
-
 impl<'v> Chunk<'v> {
     /// Returns the value of the key of a chunk.
     pub fn encode(self) -> Vec<u8> {
@@ -172,8 +169,8 @@ impl<'v> Chunk<'v> {
 
     /// Returns the chunk in a value, or `None` if the value is too short.
     pub fn decode(value: &'v [u8]) -> Option<Chunk<'v>> {
-        let (file, rest) = value.split_first_chunk::<FILE_LEN>()?;
-        let (offset, bytes) = rest.split_first_chunk::<OFFSET_LEN>()?;
+        let (file, rest) = value.split_first_chunk()?;
+        let (offset, bytes) = rest.split_first_chunk()?;
         let (file, offset) = (FileNumber::from_le_bytes(*file), u64::from_le_bytes(*offset));
         Some(Chunk { file, offset, bytes })
     }
