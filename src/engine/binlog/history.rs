@@ -53,6 +53,7 @@ pub enum Event<'r> {
 /// The flushes of all tubes, which have keys of type `T`. A flush deletes the jobs of its tube that have no
 /// record after it. A server records nothing of a flushed job but its delete; a later record is of C
 /// beanstalkd, which skips the record of a flush.
+#[derive(Default)]
 pub struct Flushes<T> {
     /// The number of flushes so far.
     pub count: u32,
@@ -190,11 +191,5 @@ impl<T: Eq + Hash> Flushes<T> {
         let first = of_kind.partition_point(|&(number, _)| number < since);
         let &(number, decided_at) = of_kind.get(first)?;
         Some((number, Decision { kind, decided_at }))
-    }
-}
-
-impl<T> Default for Flushes<T> {
-    fn default() -> Flushes<T> {
-        Flushes { count: 0, of_tubes: HashMap::new() }
     }
 }

@@ -19,15 +19,8 @@ use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
-use std::collections::VecDeque;
 
 pub use crate::engine::binlog::record::{Decision, FlushKind};
-
-/// All flushes whose jobs are not freed yet, the oldest first.
-#[derive(Default)]
-pub struct Flushes {
-    pending: VecDeque<Flush>,
-}
 
 /// What a step of the flushes has done.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,7 +73,7 @@ impl Queue {
 
     /// Returns whether the job was deleted by a flush and is not freed yet.
     pub fn is_flushed(&self, job: &Job) -> bool {
-        if self.flushes.pending.is_empty() {
+        if self.flushes.is_empty() {
             return false;
         }
         let tube = &self.tubes[job.tube];
@@ -104,10 +97,10 @@ impl Queue {
         if count == 0 {
             return Ok(Some(0));
         }
-        if tube.flushes == MAX_PENDING || self.flushes.pending.len() == MAX_PENDING_IN_ALL {
+        if tube.flushes == MAX_PENDING || self.flushes.len() == MAX_PENDING_IN_ALL {
             return Err(NoSpace::Memory);
         }
-        self.flushes.pending.try_reserve(1)?;
+        self.flushes.try_reserve(1)?;
         self.record_flush(tube_key, kind)?;
 
         let tube = &mut self.tubes[tube_key];
@@ -142,30 +135,30 @@ impl Queue {
         self.totals.delayed -= flush.delayed.len() as u64;
         self.totals.reserved -= u64::from(flush.reserved);
         self.totals.buried -= u64::from(flush.buried.len());
-        self.flushes.pending.push_back(flush);
+        self.flushes.push_back(flush);
 
         if kind == FlushKind::All {
             self.free_flushed_slots(tube_key, epoch);
         }
         // The flushes of a tube end in their order, so their epochs are adjacent and differ.
         let is_only = self.tubes[tube_key].flushes == 1;
-        let newest = self.flushes.pending.len() - 1;
+        let newest = self.flushes.len() - 1;
         let rest = self.work.give(self.limits.first_flush_work);
         let is_complete =
-            is_only && self.free_flushed(newest) && self.flushes.pending[newest].reserved == 0;
+            is_only && self.free_flushed(newest) && self.flushes[newest].reserved == 0;
         self.work.end(rest);
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
 
     /// Returns whether flushed jobs are left to be freed.
     pub fn has_flushes(&self) -> bool {
-        !self.flushes.pending.is_empty()
+        !self.flushes.is_empty()
     }
 
     /// Frees jobs of the oldest flushes.
     pub fn flush_step(&mut self) -> FlushStep {
         while self.has_flushes() && self.free_flushed(0) {
-            if self.flushes.pending[0].reserved > 0 {
+            if self.flushes[0].reserved > 0 {
                 return FlushStep::Held;
             }
             let Flush { conn, count, .. } = self.end_flush(0);
@@ -178,14 +171,14 @@ impl Queue {
 
     /// Forgets a connection that waits for the reply to a flush.
     pub fn abandon_flush(&mut self, conn: ConnKey) {
-        let pending = self.flushes.pending.iter_mut();
+        let pending = self.flushes.iter_mut();
         pending.for_each(|flush| {
             flush.conn.take_if(|waiting| *waiting == conn);
         });
     }
 
     fn end_flush(&mut self, index: usize) -> Flush {
-        let flush = self.flushes.pending.remove(index).expect("the caller has used this flush");
+        let flush = self.flushes.remove(index).expect("the caller has used this flush");
         self.tubes[flush.tube].flushes -= 1;
         self.remove_tube_if_idle(flush.tube);
         flush
@@ -201,7 +194,7 @@ impl Queue {
     fn free_flushed_jobs(&mut self, index: usize) -> bool {
         loop {
             let Flush { tube, epoch, ready, delayed, buried, behind, decision, .. } =
-                &mut self.flushes.pending[index];
+                &mut self.flushes[index];
             let (tube, epoch) = (*tube, *epoch);
             let decision = *decision;
             if !self.work.is_left() {
@@ -262,7 +255,7 @@ impl Queue {
     pub(super) fn free_held(&mut self, client: &mut Client, key: JobKey) {
         let Job { tube, epoch, .. } = self.jobs[key];
         self.give_up(client, key, Some(End::Delete));
-        let mut pending = self.flushes.pending.iter_mut();
+        let mut pending = self.flushes.iter_mut();
         let flush =
             pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
         let flush = flush.expect("a flushed job belongs to a flush");
@@ -275,7 +268,7 @@ impl Queue {
     pub(super) fn flushed_at(&self, job: &Job) -> Nanos {
         let is_buried = matches!(job.state, State::Buried(_));
         // If two have deleted it, the first one counts.
-        let flush = self.flushes.pending.iter().find(|flush| {
+        let flush = self.flushes.iter().find(|flush| {
             flush.tube == job.tube
                 && flush.epoch == job.epoch
                 && match flush.decision.kind {
@@ -304,7 +297,7 @@ impl Queue {
     /// Checks that each flushed job belongs to a flush.
     pub(super) fn check_flushes(&self) {
         let mut stored = [0; 4];
-        for flush in &self.flushes.pending {
+        for flush in &self.flushes {
             let Flush { tube, ready, delayed, buried, reserved, .. } = flush;
             let check = |number| {
                 let job = &self.jobs[JobKey::from_number(number)];
@@ -334,7 +327,7 @@ impl Queue {
             "ready, delayed, buried and reserved jobs in flushes, and flushed"
         );
         for (key, tube) in self.tubes.entries() {
-            let of_tube = self.flushes.pending.iter().filter(|flush| flush.tube == key).count();
+            let of_tube = self.flushes.iter().filter(|flush| flush.tube == key).count();
             assert_eq!(usize::from(tube.flushes), of_tube, "flushes of tube {}", tube.name);
         }
     }
@@ -443,7 +436,7 @@ mod tests {
                     4 if clients.len() > 1 => {
                         let mut leaving = queue.disconnect(clients.swap_remove(at));
                         queue.abandon_flush(conn);
-                        asked = queue.flushes.pending.iter().filter(|it| it.conn.is_some()).count();
+                        asked = queue.flushes.iter().filter(|it| it.conn.is_some()).count();
                         assert!(queue.leave(&mut leaving));
                     }
                     _ => {

@@ -86,10 +86,10 @@ use body_cache::BodyCache;
 use bury_after::BuryLog;
 use client::Client;
 use counts::{CountedEvent, LargeCounts};
-use flush::Flushes;
+use flush::Flush;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
 use outcomes::End;
-use std::collections::TryReserveError;
+use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 use tube::Tubes;
 use unique::{NewKey, UniqueKeys};
@@ -143,8 +143,8 @@ pub struct Queue {
     /// Whether [`outcomes`] are counted.
     pub has_metrics: bool,
     bury_log: BuryLog,
-    /// Flushes whose jobs are not freed yet.
-    flushes: Flushes,
+    /// Flushes whose jobs are not freed yet, the oldest first.
+    flushes: VecDeque<Flush>,
 }
 
 /// The reason for which a wait ended.
@@ -227,7 +227,7 @@ impl Queue {
             bury_after: None,
             has_metrics: false,
             bury_log: BuryLog::default(),
-            flushes: Flushes::default(),
+            flushes: VecDeque::new(),
         };
         let default = queue.find_or_create_tube("default");
         assert_eq!(

@@ -35,6 +35,7 @@ use std::collections::{BTreeSet, TryReserveError};
 use std::num::NonZero;
 
 /// The keys of jobs, and the kept keys of deleted jobs.
+#[derive(Default)]
 pub struct UniqueKeys {
     /// The keys of jobs that are not freed.
     of_jobs: HashSlab<UniqueKey, KeyOfJob>,
@@ -243,21 +244,6 @@ impl Queue {
         assert_eq!(ends.len(), kept.len(), "kept keys with an end, and all of them");
         if let Some(binlog) = &self.binlog {
             kept.iter().for_each(|(key, _)| binlog.check_entry(Owner::KeptKey(key), SHORT_LEN));
-        }
-    }
-}
-
-impl Default for UniqueKeys {
-    /// Returns no keys, and a random secret.
-    fn default() -> UniqueKeys {
-        UniqueKeys {
-            of_jobs: HashSlab::default(),
-            kept: HashSlab::default(),
-            ends: Heap::default(),
-            groups: Groups::default(),
-            secret: Secret::random(),
-            hits: 0,
-            without_key: 0,
         }
     }
 }
