@@ -579,6 +579,20 @@ fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
 }
 
 #[test]
+fn a_worker_keeps_a_job_whose_record_is_lost() {
+    let mut server = start();
+    let job = server.put_of(300);
+    server.expect("reserve\r\n", &reserved(job, 300));
+    server.disk.flip_byte("binlog.1", &body(job, 300));
+    server.make_garbage();
+    server.expect(format!("touch {job}\r\n"), "TOUCHED\r\n");
+    assert_eq!(server.state(job), "reserved");
+    server.expect(format!("delete {job}\r\n"), "DELETED\r\n");
+    server.make_garbage();
+    assert!(!server.disk.names().contains("binlog.1"), "{}", server.disk.names());
+}
+
+#[test]
 #[cfg(target_endian = "little")]
 fn cold_bodies_in_files_of_c_beanstalkd_are_read() {
     let bodies = [1, 2, 3].map(|id| body(id, 700) + "\r\n");

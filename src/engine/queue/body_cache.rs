@@ -458,14 +458,13 @@ impl Queue {
     /// Deletes a job whose record cannot be read, so that compaction can go on. The file is kept under
     /// another name.
     fn lose(&mut self, key: JobKey, read: RecordRead, cause: &io::Error) {
-        // A connection that holds it, or is about to, gives it up before the next step.
-        if let Some(holder) = self.jobs[key].state.holder() {
-            self.lost = Some((holder, key));
-            return;
+        let Some(binlog) = &mut self.binlog else { return };
+        // A worker that has its body may still delete it.
+        if matches!(self.jobs[key].state, State::Reserved(_)) {
+            return binlog.set_blocked(true);
         }
         error!("{read}: the record of job {} cannot be read: {cause}; the job is lost", read.id);
         self.body_cache.stats.failures += 1;
-        let Some(binlog) = &mut self.binlog else { return };
         binlog.note_damage(key);
         // Without space for the record, the job is lost again at the next start.
         if binlog.reserve_delete(None).is_err() {
@@ -480,15 +479,6 @@ impl Queue {
         let tube = job.tube;
         self.drop_job(job);
         self.remove_tube_if_idle(tube);
-    }
-
-    /// Takes a job that [`Queue::lost`] names from the connection that holds it. Nothing is left of it to
-    /// reserve, so it is buried until compaction deletes it.
-    pub fn give_up_lost(&mut self, client: &mut Client, key: JobKey) {
-        if self.jobs.get(key).is_some_and(|job| client.holds(job) && !self.is_flushed(job)) {
-            self.take(client, key, None);
-            self.attach(key, Target::Buried);
-        }
     }
 
     // ---- Checking ----

@@ -120,8 +120,6 @@ pub struct Queue {
     pub now: Nanos,
     /// Jobs for connections that have waited, the oldest first, until the loop delivers them.
     pub woken: Vec<(ConnKey, JobKey)>,
-    /// A job that compaction has to delete and that this connection must give up first.
-    pub lost: Option<(ConnKey, JobKey)>,
     /// The counts for `stats`.
     pub totals: Totals,
     /// `None` if jobs are not recorded.
@@ -213,7 +211,6 @@ impl Queue {
             work: Work::new(&limits),
             now: Nanos::ZERO,
             woken: Vec::new(),
-            lost: None,
             totals: Totals::default(),
             binlog: None,
             clock_offset: ClockOffset::default(),

@@ -395,7 +395,7 @@ impl<S> Server<S> {
     /// Replies to the connections whose waits have ended, and starts replies whose bodies are in memory.
     fn deliver(&mut self) {
         let Store { queue, reads, .. } = &self.store;
-        if queue.woken.is_empty() && !reads.has_new && queue.lost.is_none() {
+        if queue.woken.is_empty() && !reads.has_new {
             return;
         }
         loop {
@@ -404,11 +404,6 @@ impl<S> Server<S> {
                 self.with(key, |c, s| c.end_wait(s, WaitResult::Reserved(job)));
             }
             self.store.queue.woken.clear();
-            if let Some((key, job)) = self.store.queue.lost.take()
-                && let Some(slot) = self.links.get_mut(key.index())
-            {
-                self.store.queue.give_up_lost(slot.client_mut(), job);
-            }
             if std::mem::take(&mut self.store.reads.has_new) {
                 self.start_replies();
             }
