@@ -27,6 +27,8 @@ struct State {
     stored: Image,
     /// The changes that are not stored, the oldest first, with their numbers, which have gaps.
     waiting: VecDeque<(u64, Change)>,
+    /// The files that a directory has open for writing.
+    open: BTreeSet<FileNumber>,
     /// The number of the last change.
     written: u64,
     /// `None`: the disk is local.
@@ -160,6 +162,9 @@ pub enum ReadFault {
     /// The file cannot be opened: it was moved away, or others may not read it any more.
     NotOpened,
 }
+
+/// Files that may be open for writing at once: the directory keeps descriptors for no more.
+const MOST_OPEN: usize = 4;
 
 const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
@@ -344,6 +349,7 @@ impl FakeDisk {
         state.faults.of_reads.clear();
         state.sync = None;
         state.reads.clear();
+        state.open.clear();
         let files = match (&state.remote, power_cut) {
             (None, None) => return self.clone(),
             (None, Some(random)) => state.files_after_power_cut(random),
@@ -468,6 +474,14 @@ impl State {
         let files = self.live.names.iter().filter(|(name, _)| is_counted(name));
         let sizes = files.map(|(_, &inode)| self.live.inodes[inode].len() as u64);
         sizes.map(|size| size.next_multiple_of(block)).sum()
+    }
+
+    /// Counts a call that changes a file, which is open from then on.
+    fn count_open(&mut self, number: FileNumber) -> io::Result<()> {
+        self.open.insert(number);
+        let are_few = self.open.len() <= MOST_OPEN || self.remote.is_some();
+        assert!(are_few, "files {:?} are not closed", self.open);
+        self.count_change()
     }
 
     /// Counts a call that changes something, and fails it if it was ordered to.
@@ -779,15 +793,16 @@ impl Disk for FakeDisk {
         }
         state.change(added);
         let resized = state.resize(number, size);
-        if resized.is_err() {
-            state.change(Change::Names(vec![(name(number), None)]));
+        match resized {
+            Ok(()) => _ = state.open.insert(number),
+            Err(_) => state.change(Change::Names(vec![(name(number), None)])),
         }
         resized
     }
 
     fn extend(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.count_change()?;
+        state.count_open(number)?;
         if state.remote.is_some() { Ok(()) } else { state.resize(number, size) }
     }
 
@@ -797,7 +812,7 @@ impl Disk for FakeDisk {
         let middle = to_usize(offset) + bytes.len() / 2;
         let (first, second) =
             bytes.split_at((middle - middle % SECTOR).saturating_sub(to_usize(offset)));
-        if let Err(error) = state.count_change() {
+        if let Err(error) = state.count_open(number) {
             // A failed write may have written a part.
             if state.counts.changes.is_multiple_of(2) {
                 state.write(number, offset, first)?;
@@ -847,7 +862,7 @@ impl Disk for FakeDisk {
 
     fn truncate(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
-        state.count_change()?;
+        state.count_open(number)?;
         if let Some(error) = state.faults.cut_error {
             return Err(error.into());
         }
@@ -857,9 +872,12 @@ impl Disk for FakeDisk {
         state.resize(number, size)
     }
 
-    fn close(&mut self, _number: FileNumber) {}
+    fn close(&mut self, number: FileNumber) {
+        self.0.borrow_mut().open.remove(&number);
+    }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
+        self.close(number);
         let mut state = self.0.borrow_mut();
         state.count_change()?;
         let removed = Change::Names(vec![(name(number), None)]);
@@ -874,6 +892,7 @@ impl Disk for FakeDisk {
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
+        self.close(number);
         let mut state = self.0.borrow_mut();
         state.count_change()?;
         let (inode, to) = (state.inode(number)?, format!("{}.damaged", name(number)));
