@@ -359,9 +359,6 @@ impl Conn {
             s.end_command();
         }
         self.has_backlog = self.has_step(rest) && !may_run(self, s);
-        if self.has_backlog {
-            self.mark_dirty(s);
-        }
         input.len() - rest.len()
     }
 
@@ -470,8 +467,7 @@ impl Conn {
         self.mark_dirty(s);
     }
 
-    /// Closes the connection when its output is sent. Its input is not read any more. The caller's
-    /// reply, or the end of its visit, makes it dirty.
+    /// Closes the connection when its output is sent. Its input is not read any more.
     pub fn close_after_write(&mut self) {
         self.doing = Doing::Closing;
     }
@@ -562,10 +558,8 @@ impl Conn {
         s.queue.work.spend((s.pool.text_len() - before) / REPLY_BYTES_PER_WORK);
         if written.is_err() {
             self.fail(s);
-            return false;
         }
-        self.mark_dirty(s);
-        true
+        written.is_ok()
     }
 
     /// Ensures that a reply of this size allocates nothing.

@@ -62,9 +62,8 @@ impl Queue {
         Ok(client)
     }
 
-    /// Begins to close a connection: ends its wait, and its roles. [`Queue::leave`] does the rest.
+    /// Begins to close a connection that does not wait: ends its roles. [`Queue::leave`] does the rest.
     pub fn disconnect(&mut self, mut client: Client) -> Leaving {
-        self.stop_waiting(client.key);
         self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
         self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
         let mut entries: Vec<ReservedEntry> = Vec::new();

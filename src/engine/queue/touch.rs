@@ -54,7 +54,6 @@ impl Queue {
             }
             self.set_deadline(client, entry.job, deadline);
         }
-        self.set_client_timer(client);
         is_done
     }
 }

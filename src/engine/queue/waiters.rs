@@ -590,6 +590,7 @@ mod tests {
             }
             1 => {
                 let client = clients.remove(&conn).expect("it was just found");
+                queue.stop_waiting(conn);
                 let mut leaving = queue.disconnect(client);
                 assert!(queue.leave(&mut leaving));
                 model.waiting.retain(|&waiting| waiting != conn);
