@@ -191,6 +191,15 @@ fn files_are_removed_although_a_background_sync_does_not_end() {
     assert!(server.stat("binlog-oldest-index") > 20);
 }
 
+/// The disk has few descriptors for files that are not synced.
+#[test]
+fn files_are_closed_although_a_background_sync_does_not_end() {
+    let (_, mut server) = start_with_background_sync();
+    let ids: Vec<u64> = (0..500).filter_map(|_| server.put("x".repeat(1000))).collect();
+    assert_eq!(ids.len(), 500);
+    assert!(server.stat("binlog-current-index") > 7);
+}
+
 #[test]
 fn a_background_sync_that_fails_stops_the_server() {
     // The first sync is also of the names of new files.

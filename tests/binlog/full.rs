@@ -445,6 +445,22 @@ fn a_failed_remove_is_not_retried_at_once() {
 }
 
 #[test]
+fn a_file_that_cannot_be_removed_is_tried_again_later() {
+    let (disk, mut server) = start(Options::binlog(16384, Syncing::Never));
+    let ids: Vec<u64> = (0..100).filter_map(|_| server.put("x".repeat(1000))).collect();
+    for id in ids {
+        server.ask_now(format!("delete {id}\r\n"));
+    }
+    disk.faults().removals_fail = true;
+    // It does not try all the time.
+    server.advance(Nanos::from_secs(50));
+    disk.faults().removals_fail = false;
+    server.advance(Nanos::from_secs(80));
+    server.idle(20);
+    assert_eq!(disk.live_files().len(), 1);
+}
+
+#[test]
 fn a_failed_truncate_is_fatal_unless_space_or_permission_is_missing() {
     let puts_until_failure = |error: ErrorKind| {
         let (disk, mut server) = start(Options::binlog(8192, Syncing::Never));

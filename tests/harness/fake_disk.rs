@@ -56,6 +56,8 @@ pub struct Faults {
     pub syncs_left: Option<u64>,
     /// The error of each truncation.
     pub cut_error: Option<ErrorKind>,
+    /// Files cannot be removed.
+    pub removals_fail: bool,
     /// Reads of bodies that begin are never done at once.
     pub reads_late: bool,
     /// At most this many reads end; `None` for no limit.
@@ -880,6 +882,9 @@ impl Disk for FakeDisk {
         self.close(number);
         let mut state = self.0.borrow_mut();
         state.count_change()?;
+        if state.faults.removals_fail {
+            return Err(ErrorKind::Other.into());
+        }
         let removed = Change::Names(vec![(name(number), None)]);
         let inode = state.inode(number).ok();
         let is_unstored = |remote: &mut Remote| inode.is_none_or(|it| remote.unstored.remove(&it));
