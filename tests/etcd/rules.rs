@@ -5,7 +5,8 @@
 use crate::fake::{Fault, Kind, World, failure};
 use crate::servers::{Cluster, QUOTA};
 use crate::store::LEADER;
-use beanstalkd::testing::etcd::api::NOT_FOUND;
+use beanstalkd::testing::etcd::Standing;
+use beanstalkd::testing::etcd::api::{NOT_FOUND, Op, Txn};
 use std::ops::RangeInclusive;
 
 const TTL_SECS: u32 = 5;
@@ -103,6 +104,16 @@ fn rule_1_a_standby_tries_although_its_watch_has_missed_the_end() {
         cluster.kill(0);
         cluster.run_until(|cluster| cluster.leader() == Some(1));
     }
+}
+
+#[test]
+fn rule_1_the_name_of_a_leader_is_one_line_of_visible_text() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    let then = vec![Op::put(LEADER.to_owned(), "b\n2026 ERROR forged\u{1b}[31m")];
+    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    cluster.run(100);
+    let name = r"b\n2026 ERROR forged\u001b[31m".to_owned();
+    assert_eq!(cluster.server(0).standing(), Standing::Standby(name));
 }
 
 // ---- Rules 2 and 3 ----

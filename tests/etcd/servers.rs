@@ -512,6 +512,10 @@ impl Server {
         is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
     }
 
+    pub fn standing(&self) -> Standing {
+        self.shared.standing().expect("it has not ended")
+    }
+
     pub fn refuses_puts(&self) -> bool {
         self.disk.refuses_puts()
     }

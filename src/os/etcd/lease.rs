@@ -8,6 +8,7 @@ use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
 use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
 use super::nodes::{CHECK, Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
+use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
 use log::warn;
@@ -183,7 +184,7 @@ impl Member {
 
     /// Waits until the key of the leader is removed, or for as long as a lease.
     async fn stand_by(&mut self, leader: &Pair, revision: i64) {
-        let leader = String::from_utf8_lossy(&leader.value).into_owned();
+        let leader = name_of(leader);
         let standing = Standing::Standby(leader.clone());
         if self.shared.standing().as_ref() != Ok(&standing) {
             warn!("standing by: {leader} leads {}", self.keys.prefix);
@@ -322,6 +323,12 @@ impl Member {
 
 /// Why a server does not lead any more that was not too slow.
 pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ended";
+
+/// Returns the name of the server that leads. Whoever can write the key chooses its bytes, and they must
+/// not forge lines of the log.
+pub fn name_of(leader: &Pair) -> String {
+    JsonText(&String::from_utf8_lossy(&leader.value)).to_string()
+}
 
 fn note_size(shared: &Shared, quota: u64, size: u64, used: u64) {
     // etcd uses free pages again, but counts them.

@@ -19,7 +19,7 @@
 use super::api::{Compare, Failure, Kind, Op, Pair, Range, Txn};
 use super::disk::{Change, Files};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, WHOLE, format_value};
-use super::lease::{LEASE_ENDED, Member};
+use super::lease::{LEASE_ENDED, Member, name_of};
 use super::nodes::{ask_again, ask_each};
 use crate::engine::binlog::disk::FileNumber;
 use log::warn;
@@ -408,10 +408,7 @@ impl Log {
         }
         match self.member.nodes.get(key).await?.0 {
             Some(pair) if pair.mod_revision == leader => Ok(false),
-            Some(pair) => {
-                let text = format!("{} leads", String::from_utf8_lossy(&pair.value));
-                Err(Failure::lost(text))
-            }
+            Some(pair) => Err(Failure::lost(format!("{} leads", name_of(&pair)))),
             None => Err(Failure::lost(LEASE_ENDED)),
         }
     }
