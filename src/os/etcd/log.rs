@@ -390,8 +390,8 @@ impl Log {
             && !std::mem::replace(&mut self.member.shared.state().is_full, true)
         {
             warn!(
-                "{text}; refusing puts, and trying again; compact and defragment etcd, then disarm its \
-                 alarm"
+                "{text}; refusing puts, and trying again; compact and defragment etcd, or raise its \
+                 quota, then disarm its alarm"
             );
         }
         let answer = answer?;
