@@ -406,6 +406,8 @@ fn readiness_and_health_differ_while_the_server_starts_stands_by_or_drains() {
     // A server that stands by names the one that leads.
     let [_, _, metrics, page, ..] = idle(Subject::StandingBy);
     assert_eq!(page.body, "b:11300 leads\n");
+    let page = idle_response(Subject::StandingBy, &get("/", JSON));
+    assert_eq!(page.body, "{\"leader\":\"b:11300\"}\n");
     let samples = Samples::read(&metrics.body);
     assert_eq!(samples.get("beanstalkd_leader_info{leader=\"b:11300\"}"), 1.0);
     let mut site = Site::new();

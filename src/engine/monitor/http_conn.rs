@@ -5,7 +5,7 @@
 //! complete request is evicted at once, and a connection with a response after 2 s.
 
 use super::html;
-use super::http::{self, Answer, HEAD_MAX, OK, Request, TEXT_TYPE, UNAVAILABLE};
+use super::http::{self, Answer, HEAD_MAX, MediaType, OK, Request, TEXT_TYPE, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
 use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
@@ -15,6 +15,7 @@ use crate::engine::headroom::Headroom;
 use crate::engine::protocol::stats::ServerStats;
 use crate::engine::queue::Queue;
 use crate::engine::server::Observed;
+use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use percent_encoding::percent_decode_str;
 use std::io::{self, ErrorKind, Read, Write};
@@ -253,8 +254,14 @@ impl<S: Stream> HttpConn<S> {
                 return self.respond(OK, METRICS_TYPE, &text, request.head_only);
             }
             ServerState::StandingBy(Some(leader)) if path != "/readyz" => {
-                let text = format!("{leader} leads\n");
-                return self.respond(UNAVAILABLE, TEXT_TYPE, &text, request.head_only);
+                let (media_type, text) = match request.media_type {
+                    MediaType::Json => (
+                        MediaType::Json.names().1,
+                        format!("{{\"leader\":\"{}\"}}\n", JsonText(leader)),
+                    ),
+                    MediaType::Html | MediaType::Text => (TEXT_TYPE, format!("{leader} leads\n")),
+                };
+                return self.respond(UNAVAILABLE, media_type, &text, request.head_only);
             }
             ServerState::StandingBy(_) => (UNAVAILABLE, "standing by\n"),
             ServerState::Serving(server, measurements) => match (path, tube) {
