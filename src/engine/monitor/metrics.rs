@@ -297,8 +297,8 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_job_wait_seconds", |tube, to| to.histogram(&tube.outcomes.waits)),
     ("beanstalkd_tube_job_run_seconds", |tube, to| to.histogram(&tube.outcomes.runs)),
     ("beanstalkd_tube_reservations_ended_total", |tube, to| {
-        let ends = End::ALL.iter().zip(tube.outcomes.ended);
-        for ((_, how), count) in ends.filter(|_| tube.outcomes.ends().0 > 0) {
+        let ends = End::NAMES.into_iter().zip(tube.outcomes.ended);
+        for (how, count) in ends.filter(|_| tube.outcomes.ends().0 > 0) {
             to.with("how", how, count);
         }
     }),

@@ -248,7 +248,8 @@ impl Queue {
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns
     /// `false` if there is none.
     pub(super) fn free_flushed_slot(&mut self, tube: TubeKey, epoch: u8) -> bool {
-        let first = self.unique.groups.any_with_slot(tube, epoch);
+        let place = Rank { has_slot: true, ..Rank::first(tube, epoch) };
+        let first = self.unique.groups.first_from(place);
         if let Some(key) = first {
             self.work.spend(WORK_PER_CHANGE);
             self.unique.groups.remove(key);

@@ -244,11 +244,6 @@ impl Groups {
 
     // ---- Slots ----
 
-    /// Returns a member with a slot in a tube.
-    pub fn any_with_slot(&self, tube: TubeKey, epoch: u8) -> Option<MemberKey> {
-        self.first_from(Rank { has_slot: true, ..Rank::first(tube, epoch) })
-    }
-
     /// Returns whether a group may have a free slot and parked jobs.
     pub fn has_freed(&self) -> bool {
         !self.freed.is_empty()

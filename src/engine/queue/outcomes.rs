@@ -18,7 +18,7 @@ pub struct Outcomes {
     /// The times from a reservation to the delete by its holder.
     pub runs: Histogram<Slow>,
     /// The ends of reservations, by [`End`].
-    pub ended: [u64; End::ALL.len()],
+    pub ended: [u64; End::NAMES.len()],
     /// The number of kicked jobs.
     pub kicks: u64,
 }
@@ -40,14 +40,8 @@ pub enum End {
 }
 
 impl End {
-    /// All ends with their names in metrics, in their order.
-    pub const ALL: [(End, &str); 5] = [
-        (End::Delete, "delete"),
-        (End::Release, "release"),
-        (End::Bury, "bury"),
-        (End::Timeout, "timeout"),
-        (End::Disconnect, "disconnect"),
-    ];
+    /// The names of all ends in metrics, in their order.
+    pub const NAMES: [&str; 5] = ["delete", "release", "bury", "timeout", "disconnect"];
 }
 
 /// The bounds of the times of jobs.

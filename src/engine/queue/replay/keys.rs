@@ -47,8 +47,7 @@ impl ReplayState<'_> {
             self.forget_key(other);
         }
         self.queue.unique.try_reserve_one(con)?;
-        self.queue.jobs[key].key =
-            self.queue.unique.add_of_job(NewKey { digest, ttl_secs, con }, key);
+        self.queue.add_unique(key, NewKey { digest, ttl_secs, con });
         let len = self.files.entry(Owner::Job(key)).live_bytes() + SHORT;
         self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
