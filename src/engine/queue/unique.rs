@@ -44,7 +44,8 @@ pub struct UniqueKeys {
     ends: Heap<KeptEntry>,
     /// The groups of jobs of which only some may be reserved.
     pub groups: Groups,
-    secret: Secret,
+    /// Random, or that of the records that were replayed.
+    pub(super) secret: Secret,
     /// The number of puts that inserted no job, because their key was in force.
     pub hits: u64,
     /// How many of `of_jobs` are of jobs with a group alone.
@@ -352,20 +353,6 @@ impl UniqueKeys {
     }
 
     // ---- Replay ----
-
-    /// Uses the secret of a record from now on. Returns whether keys have another one, which must be
-    /// forgotten.
-    pub fn use_secret(&mut self, secret: Secret) -> bool {
-        let before = std::mem::replace(&mut self.secret, secret);
-        before != secret && !(self.of_jobs.is_empty() && self.kept.is_empty())
-    }
-
-    /// Returns the digest of any key.
-    pub fn any_digest(&self) -> Option<Digest> {
-        let of_jobs = self.of_jobs.iter().map(|(_, of_job)| of_job.digest);
-        let mut all = of_jobs.chain(self.kept.iter().map(|(_, kept)| kept.digest));
-        all.find(|digest| !digest.is_none())
-    }
 
     /// Adds the key of a job, after [`UniqueKeys::try_reserve_one`].
     pub fn add_of_job(&mut self, new: NewKey, job: JobKey) -> UniqueKey {

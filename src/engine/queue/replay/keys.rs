@@ -10,7 +10,6 @@ use crate::engine::binlog::record::KeyRecord;
 use crate::engine::keys::{JobKey, Owner, UniqueKey};
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
-use log::warn;
 use std::collections::TryReserveError;
 
 impl ReplayState<'_> {
@@ -20,9 +19,8 @@ impl ReplayState<'_> {
         number: FileNumber,
         record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
-        if self.queue.unique.use_secret(record.secret) {
-            self.forget_all_keys();
-        }
+        // The records of a binlog have one secret.
+        self.queue.unique.secret = record.secret;
         if self.queue.jobs.find(record.id).is_none() {
             return self.keep_key(number, record);
         }
@@ -80,16 +78,6 @@ impl ReplayState<'_> {
         self.queue.unique.add_kept(NewKey { digest, ttl_secs, con: None }, id, until);
         self.files.add(kept, (number, 0), SHORT, false);
         Ok(())
-    }
-
-    fn forget_all_keys(&mut self) {
-        let mut count = 0;
-        while let Some(digest) = self.queue.unique.any_digest() {
-            let owner = self.queue.find_owner(digest).expect("each key has an owner");
-            self.forget_key(owner);
-            count += 1;
-        }
-        warn!("{count} keys of jobs have another secret than newer ones: forgetting them");
     }
 
     /// Forgets a key. If its owner is a job, the job stays.
