@@ -79,7 +79,7 @@ pub struct Damage {
     pub is_full: bool,
 }
 
-/// Bytes that are no intact record, whose number is not known yet, and the end of the record, if its length is
+/// Bytes that are no intact record, before their number is known, and the end of the record, if its length is
 /// plausible. Only those whose cause is [`Corruption::ZEROS`] may be free space.
 type Broken = (Damage, Option<u64>);
 
