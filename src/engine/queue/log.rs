@@ -178,12 +178,11 @@ impl Queue {
         self.work.end(rest);
     }
 
-    /// Writes the full records of these jobs again, or of as many as there is space for.
-    pub(super) fn rewrite(&mut self, jobs: &[JobKey]) {
-        for owner in jobs.iter().copied().map(Owner::Job) {
-            if self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(owner)) {
-                self.move_in_binlog(owner, true);
-            }
+    /// Writes the full record of a job again, if the job is there and there is space for it.
+    pub(super) fn rewrite(&mut self, key: JobKey) {
+        let binlog = self.binlog.as_mut().filter(|_| self.jobs.get(key).is_some());
+        if binlog.is_some_and(|binlog| binlog.reserve_move(Owner::Job(key))) {
+            self.move_in_binlog(Owner::Job(key), true);
         }
     }
 

@@ -125,12 +125,11 @@ impl Queue {
         flushed: Vec<(JobKey, Decision)>,
         held: Vec<JobKey>,
         to_rewrite: HashSet<JobKey>,
-        now: Nanos,
     ) {
         for &(key, flush) in &flushed {
             let job = self.jobs.remove(key);
             // The clock may have been set back since.
-            let flush = Decision { decided_at: flush.decided_at.min(now), ..flush };
+            let flush = Decision { decided_at: flush.decided_at.min(self.now), ..flush };
             self.record_delete(key, &job, Some(flush));
             self.drop_job(job);
         }
@@ -143,17 +142,15 @@ impl Queue {
             let _ = self.record_hold(key, false);
         }
         // A later flush may have deleted some of them.
-        let to_rewrite = to_rewrite.into_iter().filter(|&key| self.jobs.get(key).is_some());
-        let to_rewrite: Vec<JobKey> = to_rewrite.collect();
-        self.rewrite(&to_rewrite);
+        to_rewrite.into_iter().for_each(|key| self.rewrite(key));
     }
 
-    fn quarantine_damaged_files(&mut self, now: Nanos) -> Result<(), BinlogError> {
+    fn quarantine_damaged_files(&mut self) -> Result<(), BinlogError> {
         self.empty_damaged_files();
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
         };
-        binlog.remove_all(now)?;
+        binlog.remove_all(self.now)?;
         if binlog.has_damaged() {
             warn!("damaged files are still needed or cannot be renamed; keeping them");
         }
@@ -197,7 +194,7 @@ impl Replay<'_> {
             );
         }
         state.queue.now = now;
-        state.place_jobs(now)?;
+        state.place_jobs()?;
         let ReplayState { queue, mut files, buried_at, lost, damages, .. } = state;
         let ReplayState { to_rewrite, flushed, held, .. } = state;
         files.gaps = history.gaps;
@@ -219,8 +216,8 @@ impl Replay<'_> {
         queue.last_id = history.last_id;
         let binlog = Binlog::begin(disk, policy, files, history.last_id, buried_at, now);
         queue.binlog = Some(binlog?);
-        queue.finish_jobs(flushed, held, to_rewrite, now);
-        queue.quarantine_damaged_files(now)?;
+        queue.finish_jobs(flushed, held, to_rewrite);
+        queue.quarantine_damaged_files()?;
         Ok(recovered)
     }
 }
@@ -415,8 +412,8 @@ impl ReplayState<'_> {
     // ---- All records ----
 
     /// Moves each job to the state in its last record.
-    fn place_jobs(&mut self, now: Nanos) -> Result<(), TryReserveError> {
-        let mut buried = Vec::new();
+    fn place_jobs(&mut self) -> Result<(), TryReserveError> {
+        let (now, mut buried) = (self.queue.now, Vec::new());
         for key in self.files.jobs() {
             let last = self.last_states[key];
             let LastState { state, moment, is_held, since } = last;

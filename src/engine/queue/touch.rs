@@ -37,24 +37,20 @@ impl Queue {
         if client.held.len() != touch.reserved {
             *touch = TouchAll { reserved: client.held.len(), ..TouchAll::new(touch.at) };
         }
-        let mut is_done = false;
-        for _ in 0..self.limits.jobs_per_touch_step {
+        (0..self.limits.jobs_per_touch_step).any(|_| {
             self.work.spend(WORK_PER_TOUCH);
-            let Some(entry) = client.held.get(touch.index) else {
-                is_done = true;
-                break;
-            };
+            let Some(entry) = client.held.get(touch.index) else { return true };
             let job = &self.jobs[entry.job];
             let deadline = touch.at + Nanos::from_secs(job.ttr_secs);
             let is_flushed = self.is_flushed(job);
             if entry.deadline >= deadline || is_flushed {
                 touch.index += 1;
                 touch.touched += usize::from(!is_flushed);
-                continue;
+            } else {
+                self.set_deadline(client, entry.job, deadline);
             }
-            self.set_deadline(client, entry.job, deadline);
-        }
-        is_done
+            false
+        })
     }
 }
 
