@@ -115,10 +115,9 @@ pub struct Cursor {
     next_of_group: Option<Rank>,
 }
 
-/// The costs of scanning one of each, in units of about 10 ns.
+/// The costs of scanning one of each, in units of about 10 ns. The jobs of groups are in a tree too.
 const READY_COST: usize = 4;
 const TREE_COST: usize = 32;
-const GROUP_COST: usize = 32;
 const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
 
@@ -209,14 +208,13 @@ impl Cursor {
         let mut in_tree = self.next_in_tree.take().into_iter().flat_map(|from| {
             tube.ready.tree().iter_from(&view.queue.jobs, move |key| rank(key) < from)
         });
-        let (most, mut of_tree) = (budget.div_ceil(TREE_COST), 0);
+        let (most, mut of_tree, mut of_group) = (budget.div_ceil(TREE_COST), 0, 0);
         let next_ones = in_tree.by_ref().take(most).inspect(|_| of_tree += 1);
         let scanned = scanned.chain(next_ones.map(JobKey::from_number));
         let groups = &view.queue.unique.groups;
         let from = self.next_of_group.take();
         let mut of_groups = from.into_iter().flat_map(|place| groups.ready_from(place));
-        let (most, mut count) = (budget.div_ceil(GROUP_COST), 0);
-        let next_ones = of_groups.by_ref().take(most).inspect(|_| count += 1);
+        let next_ones = of_groups.by_ref().take(most).inspect(|_| of_group += 1);
         let scanned = scanned.chain(next_ones.map(|member| member.job));
         let oldest = scanned.map(|key| &view.queue.jobs[key]).min_by_key(|job| job.created_at);
         if let Some(&Job { id, created_at, delay_secs, .. }) = oldest {
@@ -229,7 +227,7 @@ impl Cursor {
         }
         self.next_in_tree = in_tree.next().map(rank);
         self.next_of_group = of_groups.next().map(|member| member.rank);
-        *budget = budget.saturating_sub(of_tree * TREE_COST + count * GROUP_COST);
+        *budget = budget.saturating_sub((of_tree + of_group) * TREE_COST);
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
         let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
         self.stats.facts.waiting += waiting.count() as u64;
