@@ -13,13 +13,9 @@ pub enum FileHeader {
     None,
     /// It is zeros: it was not written before a power cut. C beanstalkd leaves no such gap.
     Blank,
-    /// The file has checksums.
-    Intact {
-        /// The last id that was given out before the file was created.
-        last_id: u64,
-        /// The nonce of its records.
-        nonce: u32,
-    },
+    /// The file has checksums. The last id was given out before the file was created; the nonce is that of all
+    /// records.
+    Intact { last_id: u64, nonce: u32 },
     /// The file has checksums, but this record is damaged.
     Damaged,
 }
