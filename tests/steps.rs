@@ -52,6 +52,25 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     driver.check();
 }
 
+/// Nothing else would make them run: the client waits until all of its commands are taken.
+#[test]
+fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {
+    let mut options = Options::DEFAULT;
+    options.settings.max_memory_bytes = 1 << 20;
+    let mut driver = Driver::new(options, START);
+    let [reader, writer] = driver.clients();
+    driver.set_room(reader, Some(0));
+    driver.set_room(writer, Some(0));
+    driver.receive(reader, "stats\r\n".repeat(500));
+    driver.settle();
+    driver.receive(writer, "put 0 0 9 0\r\n\r\n".repeat(3));
+    driver.settle();
+    assert_eq!(driver.facts().ready, 1, "replies take less memory than they may");
+    driver.set_room(reader, None);
+    driver.settle();
+    assert_eq!(driver.facts().ready, 3);
+}
+
 /// The TTRs of some jobs run out between two steps of a `touch-all`: they are not counted, and the others
 /// stay with their worker.
 #[test]

@@ -579,6 +579,56 @@ fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
 }
 
 #[test]
+fn a_job_that_is_flushed_while_it_is_read_is_not_given_to_its_worker() {
+    let mut server = start_with_late_reads();
+    let [worker, flusher] = server.clients();
+    server.put_of(300);
+    assert_eq!(server.send(worker, "reserve\r\n"), "");
+    server.receive(flusher, "flush-tube default\r\n");
+    server.advance(Nanos::from_millis(1));
+    assert_eq!(server.take_text(flusher), "FLUSHED 1\r\n");
+    server.end_reads();
+    assert_eq!(server.take_text(worker), "");
+    let next = server.put_of(400);
+    server.settle();
+    assert_eq!(server.take_text(worker), reserved(next, 400));
+}
+
+/// A worker has reserved the job that fills the memory, so another one has to leave it.
+#[test]
+fn a_body_that_becomes_cold_while_others_are_read_is_read_too() {
+    let settings = Settings { body_cache_bytes: Some(1000), ..OPTIONS.settings };
+    let mut server = Instance::start(&FakeDisk::default(), Options { settings, ..OPTIONS }, START);
+    let [warm, cold] = [server.put_of(900), server.put_of(800)];
+    let [worker, reader] = server.clients();
+    server.disk.hold_reads(true);
+    assert_eq!(server.send(reader, "peek-batch default ready 2\r\n"), "");
+    assert_eq!(server.send(worker, "watch other\r\nignore default\r\nreserve\r\n").len(), 24);
+    server
+        .expect(format!("put-in-tube other 0 0 60 700\r\n{}\r\n", body(3, 700)), "INSERTED 3\r\n");
+    server.advance(Nanos::from_secs(1));
+    server.end_reads();
+    let jobs = [found(warm, 900), found(cold, 800)].concat();
+    assert_eq!(server.take_text(reader), format!("FOUND_BATCH 2 0\r\n{jobs}"));
+}
+
+#[test]
+fn compaction_goes_on_beside_a_read_that_does_not_end() {
+    let mut server = start();
+    let [other, moved] = [server.put_of(300), server.put_of(400)];
+    let [reader] = server.clients();
+    server.disk.hold_reads(true);
+    assert_eq!(server.send(reader, format!("peek {moved}\r\n")), "");
+    server.make_garbage();
+    server.disk.hold_reads(false);
+    server.end_reads();
+    server.make_garbage();
+    assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
+    assert_eq!(server.take_text(reader), found(moved, 400));
+    server.expect(format!("peek {other}\r\n"), &found(other, 300));
+}
+
+#[test]
 fn a_worker_keeps_a_job_whose_record_is_lost() {
     let mut server = start();
     let job = server.put_of(300);
