@@ -544,7 +544,11 @@ impl Conn {
         let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
         let before = s.pool.text_len();
         let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
-        self.replied(s, before, written)
+        let is_written = self.replied(s, before, written);
+        if word == JobWord::Reserved {
+            s.queue.after_reserve(job);
+        }
+        is_written
     }
 
     /// Handles that a reply was written behind a text of all outputs of this length.

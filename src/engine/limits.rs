@@ -97,8 +97,6 @@ limits! {
     reads_with_disk: usize = 4,
     /// The bytes of these reads, unless it is one.
     bytes_with_disk: usize = 1024 * 1024,
-    /// The bodies that become cold in a tick, in about 50 us.
-    evictions_per_tick: usize = 256,
     /// The bytes of pages of large bodies that a tick frees, in about 0.1 ms.
     freed_per_tick_bytes: usize = 1024 * 1024,
 

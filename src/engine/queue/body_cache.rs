@@ -2,9 +2,9 @@
 //! read back when a client is to get them.
 //!
 //! While the bodies in memory take more than the operator allows, a new body is cold as soon as its
-//! record is made, and older ones become cold step by step: first those that are not about to be
-//! reserved. A body that was read back goes to its client, and is not kept. When one
-//! has waited for the disk, the disk reads ahead what is near the front of the tube.
+//! record is made. If a worker waits for its job, it is cold once the worker has been given it. A body that
+//! was read back goes to its client, and is not kept. When one has waited for the disk, the disk reads ahead
+//! what is near the front of the tube.
 //!
 //! No client gets a body that does not match its checksum: the job is buried. The rules of the queue do
 //! not depend on where a body is. This module knows connections only by key, and does not decide which body
@@ -14,9 +14,8 @@ use super::Queue;
 use super::body::Body;
 use super::client::Client;
 use super::counts::CountedEvent;
-use super::job::{Job, Jobs, State, Target};
+use super::job::{Job, State, Target};
 use super::read_body::{Grant, ReadBodies, ReadBody};
-use super::tube::Tube;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::FAR_OFFSET;
 use crate::engine::binlog::reads::RecordRead;
@@ -30,7 +29,7 @@ use std::collections::{HashSet, TryReserveError, VecDeque};
 use std::io;
 use std::rc::Rc;
 
-/// The counts of bodies in memory and of cold ones, and the state of eviction.
+/// The counts of bodies in memory and of cold ones, and the reads of these.
 #[derive(Default)]
 pub struct BodyCache {
     /// The bytes of bodies that may be in memory; `None` if all may.
@@ -39,16 +38,6 @@ pub struct BodyCache {
     pub warm_bytes: u64,
     /// Other modules only read the counts.
     pub cold: ColdBodies,
-    /// The page of jobs that is looked at next for bodies that can become cold.
-    hand: usize,
-    /// A body has become cold since the hand was at the first page.
-    has_evicted: bool,
-    /// No body can become cold, until one more is in memory.
-    is_stuck: bool,
-    /// In the last round no body has become cold, so those at the front of a tube may too.
-    takes_front: bool,
-    /// The jobs of a page whose bodies can become cold.
-    victims: Vec<JobKey>,
     /// The bodies that were read back for replies.
     pub read_bodies: ReadBodies,
     /// The reads that are with the disk, in the order in which they end.
@@ -87,8 +76,6 @@ pub struct Begun {
     pub readers: Vec<ConnKey>,
 }
 
-/// The first jobs in a heap, and in a run, are near the front.
-const FRONT: u32 = 64;
 /// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: usize = 8;
 /// Of this many jobs it is known that their bodies cannot be read: about 100 KiB.
@@ -103,12 +90,6 @@ impl BodyCache {
     /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.
     pub fn add(&mut self, full_len: u32) {
         self.warm_bytes += u64::from(full_len);
-        self.is_stuck = false;
-    }
-
-    /// Returns whether more bodies are to become cold at once.
-    pub fn is_due(&self) -> bool {
-        self.is_full() && !self.is_stuck
     }
 }
 
@@ -194,10 +175,11 @@ impl Queue {
 
     // ---- Eviction ----
 
-    /// Drops the bytes of a job's body from memory, if its record has them and no connection has
-    /// reserved it: that one was just given the bytes, or is about to be.
-    pub(super) fn make_cold(&mut self, key: JobKey) {
-        if !matches!(self.jobs[key].state, State::Reserved { .. }) {
+    /// Drops the body of a job that is new or comes back, if bodies in memory take too much and no connection
+    /// is about to be given it.
+    #[inline]
+    pub(super) fn limit_bodies(&mut self, key: JobKey) {
+        if self.body_cache.is_full() && !matches!(self.jobs[key].state, State::Reserved { .. }) {
             self.evict(key);
         }
     }
@@ -222,42 +204,6 @@ impl Queue {
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
         self.drop_counted(tube, body);
         self.count_cold(tube, full_len);
-        self.body_cache.has_evicted = true;
-    }
-
-    /// Makes some bodies cold if those in memory take too much.
-    pub(super) fn evict_step(&mut self) {
-        if !self.body_cache.is_full() {
-            self.body_cache.takes_front = false;
-            return;
-        }
-        if self.body_cache.hand >= self.jobs.page_count() {
-            self.body_cache.hand = 0;
-            self.body_cache.is_stuck = self.body_cache.takes_front && !self.body_cache.has_evicted;
-            self.body_cache.takes_front = !self.body_cache.has_evicted;
-            self.body_cache.has_evicted = false;
-        }
-        let takes_front = self.body_cache.takes_front;
-        let mut victims = std::mem::take(&mut self.body_cache.victims);
-        let most = self.limits.evictions_per_tick;
-        let is_at_front = |job: &Job| is_at_front(job, &self.tubes[job.tube], &self.jobs);
-        let can_go = |job: &Job| !job.body.is_cold() && (takes_front || !is_at_front(job));
-        // Without memory for the list, nothing becomes cold now.
-        if victims.try_reserve(most).is_ok() {
-            let jobs = self.jobs.in_page(self.body_cache.hand);
-            let found = jobs.filter(|(_, job)| can_go(job)).map(|(key, _)| key);
-            victims.extend(found.take(most));
-        }
-        if victims.len() < most {
-            self.body_cache.hand += 1;
-        }
-        for key in victims.drain(..) {
-            if !self.body_cache.is_full() {
-                break;
-            }
-            self.evict(key);
-        }
-        self.body_cache.victims = victims;
     }
 
     // ---- Reading ----
@@ -500,6 +446,12 @@ impl Queue {
         let of_tubes = self.tubes.entries().map(|(_, tube)| u64::from(tube.cold)).sum::<u64>();
         assert_eq!(of_tubes, cold.jobs, "cold jobs of all tubes, and all cold jobs");
         assert!(cold.jobs == 0 || self.body_cache.limit.is_some(), "cold bodies without a limit");
+        let must_stay = |key: JobKey, job: &Job| {
+            let has_place = self.binlog.as_ref().is_some_and(|binlog| binlog.has_place(key));
+            !job.body.is_cold() && (job.state.holder().is_some() || !has_place)
+        };
+        let is_explained = self.jobs.iter().any(|(key, job)| must_stay(key, job));
+        assert!(!self.body_cache.is_full() || is_explained, "{warm_bytes} bytes stay in memory");
     }
 }
 
@@ -514,15 +466,4 @@ fn is_loss(error: &io::Error) -> bool {
 /// Returns whether a read fails for a reason that passes: too many open files, or too little memory.
 pub fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
-}
-
-/// Returns whether a job of `tube` is probably reserved soon. A run has ids that are close to each other.
-fn is_at_front(job: &Job, tube: &Tube, jobs: &Jobs) -> bool {
-    let (links, run) = match job.state {
-        State::Ready(links) => (links, tube.ready.first_of_run()),
-        State::Delayed(links) => (links, tube.delayed.first_of_run()),
-        State::Detached | State::Reserved { .. } | State::Buried(_) => return false,
-    };
-    let first = run.map_or(job.id, |first| jobs[JobKey::from_number(first)].id);
-    links.index().map_or(job.id < first.saturating_add(FRONT.into()), |index| index < FRONT)
 }

@@ -94,6 +94,7 @@ impl Queue {
                 self.free_held(client, job);
             } else {
                 self.take_back(client, job, End::Disconnect);
+                self.limit_bodies(job);
             }
         }
         while let Some(watch) = client.watching.first_watch() {

@@ -90,9 +90,6 @@ impl Queue {
     /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
-        if self.body_cache.is_due() {
-            return Nanos::ZERO;
-        }
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
         let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
@@ -112,7 +109,6 @@ impl Queue {
     /// Does due work, with its part for tubes. Connections follow ([`Queue::next_due_conn`]), so that a job that
     /// becomes ready wins over a timeout.
     pub fn tick(&mut self) {
-        self.evict_step();
         self.bodies.reap(self.limits.freed_per_tick_bytes, self.now);
         self.bury_log.tick(self.now);
         self.is_late = false;

@@ -327,9 +327,7 @@ impl Queue {
         }
         self.record_put(job, target);
         self.attach(job, target);
-        if self.body_cache.is_full() {
-            self.make_cold(job);
-        }
+        self.limit_bodies(job);
         Ok(())
     }
 
