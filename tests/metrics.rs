@@ -136,7 +136,7 @@ fn the_pages_agree_with_stats() {
             assert!(row[member].is_null() || is_expected(&row[member]), "{key} of {tube}");
         }
     }
-    // All samples, and the tubes together.
+    // All samples, and the tubes together. This server has run the same commands.
     let mut site = Site::busy(0);
     site.ask(format!("stats\r\n{}", "stats-tube default\r\n".repeat(5)));
     let page = site.body("/metrics", TEXT);

@@ -594,22 +594,25 @@ fn a_job_that_is_flushed_while_it_is_read_is_not_given_to_its_worker() {
     assert_eq!(server.take_text(worker), reserved(next, 400));
 }
 
-/// A worker has reserved the job that fills the memory, so another one has to leave it.
+/// A batch that waits for the disk has a body in memory beyond the limit, so another worker's is dropped.
 #[test]
 fn a_body_that_becomes_cold_while_others_are_read_is_read_too() {
     let settings = Settings { body_cache_bytes: Some(1000), ..OPTIONS.settings };
     let mut server = Instance::start(&FakeDisk::default(), Options { settings, ..OPTIONS }, START);
     let [warm, cold] = [server.put_of(900), server.put_of(800)];
-    let [worker, reader] = server.clients();
+    let [batcher, worker, reader] = server.clients();
     server.disk.hold_reads(true);
     assert_eq!(server.send(reader, "peek-batch default ready 2\r\n"), "");
-    assert_eq!(server.send(worker, "watch other\r\nignore default\r\nreserve\r\n").len(), 24);
-    server
-        .expect(format!("put-in-tube other 0 0 60 700\r\n{}\r\n", body(3, 700)), "INSERTED 3\r\n");
-    server.advance(Nanos::from_secs(1));
+    let waits = "watch other\r\nignore default\r\nreserve-batch 2 10\r\n";
+    assert_eq!(server.send(batcher, waits), "WATCHING 2\r\nWATCHING 1\r\n");
+    let puts = [3, 4].map(|id| format!("put-in-tube other 0 0 60 700\r\n{}\r\n", body(id, 700)));
+    server.expect(puts.concat(), "INSERTED 3\r\nINSERTED 4\r\n");
+    assert_eq!(server.send(worker, "reserve\r\n"), reserved(warm, 900));
     server.end_reads();
     let jobs = [found(warm, 900), found(cold, 800)].concat();
     assert_eq!(server.take_text(reader), format!("FOUND_BATCH 2 0\r\n{jobs}"));
+    let jobs = [reserved(3, 700), reserved(4, 700)].concat();
+    assert_eq!(server.take_text(batcher), format!("RESERVED_BATCH 2\r\n{jobs}"));
 }
 
 #[test]

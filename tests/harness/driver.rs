@@ -30,6 +30,11 @@ pub use beanstalkd::testing::{
     Syncing,
 };
 
+/// Returns whether the first file of a start could not be created.
+pub fn is_of_first_file(error: &BinlogError) -> bool {
+    error.step == beanstalkd::testing::Step::Begin
+}
+
 /// Returns what `--check` prints about files, if some are damaged or missing.
 pub fn damage(disk: &mut dyn Disk) -> Option<String> {
     let mut report = Vec::new();

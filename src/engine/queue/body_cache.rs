@@ -178,7 +178,7 @@ impl Queue {
     /// Drops the body of a job that is new or comes back, if bodies in memory take too much and no connection
     /// is about to be given it.
     #[inline]
-    pub(super) fn limit_bodies(&mut self, key: JobKey) {
+    pub(super) fn make_cold_if_full(&mut self, key: JobKey) {
         if self.body_cache.is_full() && !matches!(self.jobs[key].state, State::Reserved { .. }) {
             self.evict(key);
         }

@@ -94,7 +94,7 @@ impl Queue {
                 self.free_held(client, job);
             } else {
                 self.take_back(client, job, End::Disconnect);
-                self.limit_bodies(job);
+                self.make_cold_if_full(job);
             }
         }
         while let Some(watch) = client.watching.first_watch() {

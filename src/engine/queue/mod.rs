@@ -327,7 +327,7 @@ impl Queue {
         }
         self.record_put(job, target);
         self.attach(job, target);
-        self.limit_bodies(job);
+        self.make_cold_if_full(job);
         Ok(())
     }
 

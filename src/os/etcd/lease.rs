@@ -324,8 +324,8 @@ impl Member {
 /// Why a server does not lead any more that was not too slow.
 pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ended";
 
-/// Returns the name of the server that leads. Whoever can write the key chooses its bytes, and they must
-/// not forge lines of the log.
+/// Returns the name of the server that leads. Other programs can write the key too, and its bytes must not
+/// forge lines of the log.
 pub fn name_of(leader: &Pair) -> String {
     JsonText(&String::from_utf8_lossy(&leader.value)).to_string()
 }

@@ -5,7 +5,7 @@
 
 use super::program::{Program, Written};
 use super::{Bytes, check_log};
-use crate::harness::driver::{Nanos, Options, START, Syncing};
+use crate::harness::driver::{Nanos, Options, START, Syncing, is_of_first_file};
 use crate::harness::fake_disk::{FakeDisk, Files};
 use crate::harness::instance::Instance;
 use crate::harness::request::put;
@@ -76,9 +76,7 @@ impl Case {
     /// Starts a server, unless no file number is left.
     fn restart(self, disk: &FakeDisk, now: Nanos) -> Option<Instance> {
         match Instance::try_start(disk, self.options, now) {
-            Err(error) if error.step == beanstalkd::testing::Step::Begin && self.numbers_end => {
-                None
-            }
+            Err(error) if is_of_first_file(&error) && self.numbers_end => None,
             instance => Some(instance.unwrap()),
         }
     }
@@ -98,8 +96,7 @@ fn judge(files: &Files, case: Case, written: Option<&Written>) {
     let mut server = match Instance::try_start(&disk, case.options, START) {
         Ok(server) => server,
         Err(error) => {
-            let lacks_space =
-                error.step == beanstalkd::testing::Step::Begin && case.may_lack_space();
+            let lacks_space = is_of_first_file(&error) && case.may_lack_space();
             assert!(lacks_space, "{error}");
             let after = Inspection::of(&disk.live_files());
             assert_eq!(after.jobs, before.jobs, "a failed start changes the jobs");

@@ -5,7 +5,7 @@ use super::super::journal::{End, FoundJob, Journal, Verdict};
 use super::super::model::{Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::command_named;
 use super::{Failure, Simulation, Syncs, TICK, nanos, options};
-use crate::harness::driver::{Client, Driver, End as EndOfClient};
+use crate::harness::driver::{Client, Driver, End as EndOfClient, is_of_first_file};
 use crate::harness::reply::{Frame, frame};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -219,9 +219,7 @@ impl Simulation {
         let start =
             |it: &Simulation| Driver::start(options(&it.setup), Some(it.disk.boxed()), nanos(now));
         let mut driver = start(self);
-        if driver.as_ref().is_err_and(|error| error.step == beanstalkd::testing::Step::Begin)
-            && self.may_lack_space()
-        {
+        if driver.as_ref().is_err_and(is_of_first_file) && self.may_lack_space() {
             self.set_capacity(None);
             self.setup.limit = None;
             driver = start(self);
