@@ -57,16 +57,16 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     /// The most memory that one more entry takes, in bytes.
     pub const MOST_GROWTH: u64 = (size_of::<Option<T>>() + size_of::<u32>()) as u64;
 
-    /// Returns the key of an entry with this hash for which `matches` returns true.
+    /// Returns an entry with this hash for which `matches` returns true, and its key.
     #[inline]
-    pub fn find_by(&self, hash: u32, matches: impl Fn(&T) -> bool) -> Option<K> {
+    pub fn find_by(&self, hash: u32, matches: impl Fn(&T) -> bool) -> Option<(K, &T)> {
         let chain = self.chain_of(hash);
         let mut number = self.heads.get(chain / PAGE_LEN)?.get(chain % PAGE_LEN).copied()?;
         while number != NIL {
             let key = K::from_number(number);
             let entry = &self.entries[key];
             if matches(entry) {
-                return Some(key);
+                return Some((key, entry));
             }
             number = entry.next().get();
         }
@@ -300,7 +300,8 @@ mod tests {
                 Some(_) | None => {}
             }
             let id = random.u64(..20_000);
-            assert_eq!(slab.find_by(hash(id), |it| it.id == id), model.get(&id).copied());
+            let found = slab.find_by(hash(id), |it| it.id == id);
+            assert_eq!(found.map(|(key, _)| key), model.get(&id).copied());
             if step % 1024 == 0 {
                 slab.check(format_args!("step {step}"));
             }

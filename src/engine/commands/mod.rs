@@ -21,10 +21,11 @@ pub mod show;
 
 use super::conn::Conn;
 use super::protocol::parse::Argument::{
-    self, Anything, Bound, Count, Id, Ids, Name, Number, OptionalId, OptionalSeconds, OptionalTube,
-    Pause, Seconds, State, Tag, Tube,
+    self, Anything, Bound, Ids, Name, OptionalTube, Pause, State, Tag, Tube,
 };
-use super::protocol::parse::{Args, LineTail};
+use super::protocol::parse::{
+    Args, COUNT, ID, LineTail, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS,
+};
 use super::protocol::reply::{Answer, Reply, Word};
 use super::store::Store;
 use super::text;
@@ -69,41 +70,41 @@ const fn row(
 /// All commands. Those of `stats` come first, in the order of their lines there. A word comes after those that
 /// are prefixes of it.
 pub static COMMANDS: [Command; 34] = [
-    row("put ", &[Number, Number, Number, Number, Tag], InStats, put::put),
-    row("peek ", &[Id], InStats, show::peek),
+    row("put ", &[NUMBER, NUMBER, NUMBER, NUMBER, Tag], InStats, put::put),
+    row("peek ", &[ID], InStats, show::peek),
     row("peek-ready", &[], InStats, show::peek_ready),
     row("peek-delayed", &[], InStats, show::peek_delayed),
     row("peek-buried", &[], InStats, show::peek_buried),
     row("reserve", &[], InStats, reserve::reserve),
     // Quirk: bytes after the number are ignored; pinned by
     // tests/conversations/reserve-with-timeout-format.txt.
-    row("reserve-with-timeout ", &[Seconds, Anything], InStats, reserve::reserve_with_timeout),
-    row("delete ", &[Id], InStats, change::delete),
-    row("release ", &[Id, Number, Number], InStats, change::release),
+    row("reserve-with-timeout ", &[SECONDS, Anything], InStats, reserve::reserve_with_timeout),
+    row("delete ", &[ID], InStats, change::delete),
+    row("release ", &[ID, NUMBER, NUMBER], InStats, change::release),
     row("use ", &[Name], InStats, change::use_tube),
     row("watch ", &[Name], InStats, change::watch),
     row("ignore ", &[Name], InStats, change::ignore),
-    row("bury ", &[Id, Number], InStats, change::bury),
+    row("bury ", &[ID, NUMBER], InStats, change::bury),
     row("kick ", &[Bound], InStats, change::kick),
-    row("touch ", &[Id], InStats, change::touch),
+    row("touch ", &[ID], InStats, change::touch),
     row("stats", &[], InStats, show::stats),
-    row("stats-job ", &[Id], InStats, show::stats_job),
+    row("stats-job ", &[ID], InStats, show::stats_job),
     row("stats-tube ", &[Name], InStats, show::stats_tube),
     row("list-tubes", &[], InStats, show::list_tubes),
     row("list-tube-used", &[], InStats, show::list_tube_used),
     row("list-tubes-watched", &[], InStats, show::list_tubes_watched),
     row("pause-tube", &[Pause], InStats, change::pause_tube),
-    row("put-in-tube ", &[Tube, Number, Number, Number, Number, Tag], InMetrics, put::put_in_tube),
-    row("reserve-batch ", &[Count, OptionalSeconds], InMetrics, reserve::reserve_batch),
+    row("put-in-tube ", &[Tube, NUMBER, NUMBER, NUMBER, NUMBER, Tag], InMetrics, put::put_in_tube),
+    row("reserve-batch ", &[COUNT, OPTIONAL_SECONDS], InMetrics, reserve::reserve_batch),
     row("delete-batch ", &[Ids], InMetrics, change::delete_batch),
     row("touch-all", &[], InMetrics, change::touch_all),
     row("flush-tube ", &[Name], InMetrics, change::flush_tube),
     row("flush-buried ", &[Name], InMetrics, change::flush_buried),
-    row("list-jobs ", &[Tube, State, Count, OptionalId], InMetrics, pages::list_jobs),
-    row("peek-batch ", &[Tube, State, Count, OptionalId], InMetrics, pages::peek_batch),
-    row("list-clients ", &[Count, OptionalId, OptionalTube], InMetrics, pages::list_clients),
-    row("reserve-job ", &[Id], InMetrics, reserve::reserve_job),
-    row("kick-job ", &[Id], InMetrics, change::kick_job),
+    row("list-jobs ", &[Tube, State, COUNT, OPTIONAL_ID], InMetrics, pages::list_jobs),
+    row("peek-batch ", &[Tube, State, COUNT, OPTIONAL_ID], InMetrics, pages::peek_batch),
+    row("list-clients ", &[COUNT, OPTIONAL_ID, OptionalTube], InMetrics, pages::list_clients),
+    row("reserve-job ", &[ID], InMetrics, reserve::reserve_job),
+    row("kick-job ", &[ID], InMetrics, change::kick_job),
     row("quit", &[Anything], Nowhere, quit),
 ];
 
@@ -176,8 +177,8 @@ fn find(line: &[u8]) -> Option<usize> {
     let mut numbers = BY_LETTER.get(letter)?.iter().map_while(|number| *number);
     numbers.find(|&number| {
         let (value, mask) = HEADS[number];
-        let word = COMMANDS[number].word.as_bytes();
-        head & mask == value && (word.len() <= 8 || line.starts_with(word))
+        head & mask == value
+            && (mask != u64::MAX || line.starts_with(COMMANDS[number].word.as_bytes()))
     })
 }
 

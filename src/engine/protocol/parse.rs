@@ -10,18 +10,10 @@ use crate::engine::text::{self, is_tube_name};
 /// The kind of one argument of a command, or of several that belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
-    /// The id of a job: 64 bits.
-    Id,
-    /// A number of 32 bits.
-    Number,
-    /// Seconds: 31 bits.
-    Seconds,
-    /// A number of jobs from 1 to [`BATCH_MAX`].
-    Count,
-    /// An id, or nothing for 0.
-    OptionalId,
-    /// Seconds, or nothing for 0.
-    OptionalSeconds,
+    /// A number between these two.
+    Number { least: u64, most: u64 },
+    /// A number up to this one, or nothing for 0.
+    Optional { most: u64 },
     /// The name of a tube, which is the rest of the line.
     Name,
     /// The name of a tube up to the next space.
@@ -41,6 +33,19 @@ pub enum Argument {
     /// Bytes that are ignored.
     Anything,
 }
+
+/// The id of a job: 64 bits.
+pub const ID: Argument = Argument::Number { least: 0, most: u64::MAX };
+/// A number of 32 bits.
+pub const NUMBER: Argument = Argument::Number { least: 0, most: u32::MAX as u64 };
+/// Seconds: 31 bits.
+pub const SECONDS: Argument = Argument::Number { least: 0, most: i32::MAX as u64 };
+/// A number of jobs from 1 to [`BATCH_MAX`].
+pub const COUNT: Argument = Argument::Number { least: 1, most: BATCH_MAX as u64 };
+/// An id, or nothing for 0.
+pub const OPTIONAL_ID: Argument = Argument::Optional { most: u64::MAX };
+/// Seconds, or nothing for 0.
+pub const OPTIONAL_SECONDS: Argument = Argument::Optional { most: i32::MAX as u64 };
 
 /// The arguments of a command.
 #[derive(Clone, Copy, Debug)]
@@ -141,14 +146,9 @@ impl<'a> Args<'a> {
         let mut numbers = args.numbers.iter_mut();
         for kind in kinds {
             let number = match kind {
-                Argument::Id => rest.u64()?,
-                Argument::Number => rest.u32()?.into(),
-                Argument::Seconds => rest.seconds()?.into(),
-                Argument::Count => rest.job_count()?,
-                Argument::OptionalId if rest.0.is_empty() => 0,
-                Argument::OptionalId => rest.u64()?,
-                Argument::OptionalSeconds if rest.0.is_empty() => 0,
-                Argument::OptionalSeconds => rest.seconds()?.into(),
+                Argument::Optional { .. } if rest.0.is_empty() => 0,
+                &Argument::Optional { most } => rest.number(0, most)?,
+                &Argument::Number { least, most } => rest.number(least, most)?,
                 Argument::Bound => rest.like_strtoul()?.into(),
                 Argument::Pause => {
                     args.tube = rest.name_prefix()?;
@@ -216,6 +216,14 @@ fn key_tag(tag: &[u8], default: u32) -> Option<KeyTag<'_>> {
     let mut number = Rest(number);
     let parsed = u32::try_from(number.digits()?).ok()?;
     number.0.is_empty().then_some((key, parsed))
+}
+
+/// Parses digits that may overflow.
+#[cold]
+fn many_digits(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0u64, |number, digit| {
+        number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+    })
 }
 
 /// The bytes of a line that are not parsed yet.
@@ -305,12 +313,9 @@ impl<'a> Rest<'a> {
         (1..=BATCH_MAX).contains(&count).then_some(self)
     }
 
-    fn job_count(&mut self) -> Option<u64> {
-        self.u64().filter(|count| (1..=BATCH_MAX as u64).contains(count))
-    }
-
-    fn seconds(&mut self) -> Option<u32> {
-        self.u32().filter(|&secs| i32::try_from(secs).is_ok())
+    #[inline]
+    fn number(&mut self, least: u64, most: u64) -> Option<u64> {
+        self.u64().filter(|number| (least..=most).contains(number))
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -318,6 +323,7 @@ impl<'a> Rest<'a> {
     }
 
     /// Parses any number of spaces, then digits.
+    #[inline]
     fn u64(&mut self) -> Option<u64> {
         self.skip_spaces();
         self.digits()
@@ -333,13 +339,19 @@ impl<'a> Rest<'a> {
 
     /// Parses one or more digits, or returns `None` if the number overflows.
     fn digits(&mut self) -> Option<u64> {
-        let [b'0'..=b'9', ..] = self.0 else { return None };
-        let mut number: u64 = 0;
-        while let [digit @ b'0'..=b'9', rest @ ..] = self.0 {
-            number = number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
-            self.0 = rest;
+        let (bytes, mut number, mut len) = (self.0, 0u64, 0);
+        while let Some(digit @ b'0'..=b'9') = bytes.get(len) {
+            number = number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
+            len += 1;
         }
-        Some(number)
+        let (digits, rest) = bytes.split_at(len);
+        self.0 = rest;
+        match len {
+            0 => None,
+            // Too few digits to overflow.
+            1..20 => Some(number),
+            _ => many_digits(digits),
+        }
     }
 
     /// Parses a number like C's `strtoul`: white space, a sign, digits, then arbitrary bytes. The
@@ -410,27 +422,29 @@ impl From<&[u8]> for LineTail {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Argument::{Anything, Bound, Id, Name, Number, OptionalSeconds, Pause, Tag, Tube};
+    use Argument::{Anything, Bound, Name, Pause, Tag, Tube};
+
+    const COUNT_AND_SECONDS: [Argument; 2] = [COUNT, OPTIONAL_SECONDS];
 
     #[test]
     fn arguments_are_those_of_c_beanstalkd() {
-        let put = [Number, Number, Number, Number, Tag];
+        let put = [NUMBER, NUMBER, NUMBER, NUMBER, Tag];
         let longest = "a".repeat(200);
         let too_long = format!("{longest}a");
         let good: &[(&[Argument], &str, [u64; 4], &str)] = &[
             (&put, "1 2 3 4", [1, 2, 3, 4], ""),
             (&put, "  1  2   3    4294967295 x", [1, 2, 3, 4_294_967_295], ""),
-            (&[Id], "18446744073709551615", [u64::MAX, 0, 0, 0], ""),
+            (&[ID], "18446744073709551615", [u64::MAX, 0, 0, 0], ""),
             (&[Bound], " \t-1x", [4_294_967_295, 0, 0, 0], ""),
             (&[Bound], "4294967297", [1, 0, 0, 0], ""),
-            (&[Argument::Count, OptionalSeconds], "1000", [1000, 0, 0, 0], ""),
-            (&[Argument::Count, OptionalSeconds], "1 2147483647", [1, 2_147_483_647, 0, 0], ""),
-            (&[Argument::Seconds, Anything], "5 x", [5, 0, 0, 0], ""),
+            (&COUNT_AND_SECONDS, "1000", [1000, 0, 0, 0], ""),
+            (&COUNT_AND_SECONDS, "1 2147483647", [1, 2_147_483_647, 0, 0], ""),
+            (&[SECONDS, Anything], "5 x", [5, 0, 0, 0], ""),
             (&[Pause], "a 5", [5, 0, 0, 0], "a"),
             (&[Pause], "-a 5", [5, 0, 0, 0], ""),
             (&[Name], &longest, [0; 4], &longest),
             (&[Name], "az09-+/;.$_()", [0; 4], "az09-+/;.$_()"),
-            (&[Tube, Id], "  a 7", [7, 0, 0, 0], "a"),
+            (&[Tube, ID], "  a 7", [7, 0, 0, 0], "a"),
         ];
         for (kinds, line, numbers, tube) in good {
             let args = Args::parse(kinds, line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
@@ -442,15 +456,15 @@ mod tests {
             (&put, "-1 2 3 4"),
             (&put, "1 +2 3 4"),
             (&put, "1 2 3 4 x\0"),
-            (&[Id], "18446744073709551616"),
-            (&[Id], "1 "),
-            (&[Id], "\t1"),
+            (&[ID], "18446744073709551616"),
+            (&[ID], "1 "),
+            (&[ID], "\t1"),
             (&[], "x"),
             (&[Bound], "x"),
             (&[Bound], "1\0"),
-            (&[Argument::Count, OptionalSeconds], "0"),
-            (&[Argument::Count, OptionalSeconds], "1001"),
-            (&[Argument::Count, OptionalSeconds], "1 2147483648"),
+            (&COUNT_AND_SECONDS, "0"),
+            (&COUNT_AND_SECONDS, "1001"),
+            (&COUNT_AND_SECONDS, "1 2147483648"),
             (&[Argument::Ids], ""),
             (&[Argument::Ids], "1 x"),
             (&[Anything], "\0"),

@@ -165,13 +165,12 @@ impl Queue {
 
     /// Returns the job `id` if the connection has reserved it.
     pub fn find_held(&self, client: &Client, id: u64) -> Option<JobKey> {
-        self.find(id).filter(|&key| client.holds(&self.jobs[key]))
+        self.find_if(id, |job| client.holds(job))
     }
 
     /// Returns the job `id` if no other connection has reserved it.
     pub fn find_own(&self, client: &Client, id: u64) -> Option<JobKey> {
-        let may_take = |job: &Job| job.state.holder().is_none_or(|holder| holder == client.key);
-        self.find(id).filter(|&key| may_take(&self.jobs[key]))
+        self.find_if(id, |job| job.state.holder().is_none_or(|holder| holder == client.key))
     }
 }
 

@@ -49,16 +49,15 @@ impl Queue {
 
     /// Adds a detached job to the ready jobs of its tube. A job with a group comes there with
     /// [`Queue::offer_parked`], which must follow.
-    pub(super) fn add_ready(&mut self, key: JobKey) {
+    pub(super) fn add_ready(&mut self, key: JobKey, tube: TubeKey) {
         match self.member_key(key) {
-            None => self.insert_ready(key),
+            None => self.insert_ready(key, tube),
             Some(member) => self.add_member(key, member),
         }
     }
 
-    fn insert_ready(&mut self, key: JobKey) {
-        let tube = &mut self.tubes[self.jobs[key].tube];
-        tube.ready.insert(key.number(), &mut self.jobs);
+    fn insert_ready(&mut self, key: JobKey, tube: TubeKey) {
+        self.tubes[tube].ready.insert(key.number(), &mut self.jobs);
     }
 
     #[cold]
@@ -84,9 +83,9 @@ impl Queue {
     }
 
     /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
-    pub(super) fn remove_ready(&mut self, key: JobKey) {
+    pub(super) fn remove_ready(&mut self, key: JobKey, tube: TubeKey) {
         match self.member_key(key) {
-            None => self.tubes[self.jobs[key].tube].ready.remove(key.number(), &mut self.jobs),
+            None => self.tubes[tube].ready.remove(key.number(), &mut self.jobs),
             Some(member) => self.remove_member(member),
         }
     }
@@ -202,10 +201,11 @@ impl Queue {
             let job = groups.members[first].job;
             groups.set_parked(first, false);
             if !self.is_flushed(&self.jobs[job]) {
-                self.insert_ready(job);
+                let tube = self.jobs[job].tube;
+                self.insert_ready(job, tube);
                 self.unique.groups.members[first].place = Place::Offered;
-                self.tubes[self.jobs[job].tube].behind -= 1;
-                self.announce(job);
+                self.tubes[tube].behind -= 1;
+                self.announce(job, tube);
             }
         }
     }

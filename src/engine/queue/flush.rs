@@ -64,11 +64,17 @@ const WORK_PER_FREE: usize = 3;
 const CHECKS_PER_WORK: usize = 4;
 
 impl Queue {
-    /// Returns the job with this id.
+    /// Returns the key of the job with this id.
+    pub fn find(&self, id: u64) -> Option<JobKey> {
+        self.find_if(id, |_| true)
+    }
+
+    /// Returns the key of the job with this id, if it is such a job.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub fn find(&self, id: u64) -> Option<JobKey> {
-        self.jobs.find(id).filter(|&key| !self.is_flushed(&self.jobs[key]))
+    pub(super) fn find_if(&self, id: u64, is_such: impl Fn(&Job) -> bool) -> Option<JobKey> {
+        let (key, job) = self.jobs.find_entry(id)?;
+        (!self.is_flushed(job) && is_such(job)).then_some(key)
     }
 
     /// Returns whether the job was deleted by a flush and is not freed yet.

@@ -117,7 +117,8 @@ impl Groups {
 
     /// Adds a job to its group. The largest limit of all its jobs counts.
     pub fn join(&mut self, con: Con, job: JobKey) -> MemberKey {
-        let found = self.groups.find_by(low_half(con.group), |group| group.hash == con.group);
+        let is_same = |group: &Group| group.hash == con.group;
+        let found = self.groups.find_by(low_half(con.group), is_same).map(|(key, _)| key);
         let new = Group { hash: con.group, ..Group::default() };
         let group = found.unwrap_or_else(|| self.groups.insert(new));
         self.change(group, |group| *group.limits.entry(con.limit).or_default() += 1);

@@ -251,8 +251,13 @@ pub struct JobParams {
 }
 
 impl Jobs {
-    /// Returns the job with this id.
+    /// Returns the key of the job with this id.
     pub fn find(&self, id: u64) -> Option<JobKey> {
+        Some(self.find_entry(id)?.0)
+    }
+
+    /// Returns the job with this id, and its key.
+    pub fn find_entry(&self, id: u64) -> Option<(JobKey, &Job)> {
         self.find_by(mix_blocks(id), |job| job.id == id)
     }
 }

@@ -553,8 +553,8 @@ impl Queue {
     /// Removes a job from those of its state. A connection that holds it has
     /// given it up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
-        let Job { state, tube, pri, .. } = self.jobs[key];
-        let tube = &mut self.tubes[tube];
+        let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
+        let tube = &mut self.tubes[tube_key];
         match state {
             State::Detached => {}
             State::Ready(_) => {
@@ -562,7 +562,7 @@ impl Queue {
                 tube.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
                 self.totals.ready -= 1;
-                self.remove_ready(key);
+                self.remove_ready(key, tube_key);
             }
             State::Delayed(_) => {
                 tube.delayed.remove(key.number(), &mut self.jobs);
@@ -587,18 +587,16 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.state = State::Ready(Links::LOOSE);
         let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
-        self.add_ready(key);
-        let tube = &mut self.tubes[tube_key];
-        tube.urgent += urgent;
+        self.tubes[tube_key].urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
-        self.announce(key);
+        self.add_ready(key, tube_key);
+        self.announce(key, tube_key);
         self.offer_parked();
     }
 
     /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
-    pub(super) fn announce(&mut self, key: JobKey) {
-        let tube_key = self.jobs[key].tube;
+    pub(super) fn announce(&mut self, key: JobKey, tube_key: TubeKey) {
         let tube = &self.tubes[tube_key];
         if tube.waiters.is_empty() && tube.clean.is_empty() {
             return;
@@ -645,8 +643,8 @@ impl Queue {
         self.detach(key);
         self.take_slot(key);
         self.count_wait(key);
-        self.count_event(key, CountedEvent::Reserve);
         let job = &mut self.jobs[key];
+        self.large_counts.count_event(&mut job.counts, CountedEvent::Reserve);
         job.state = State::Reserved(Holder { by, index: NIL });
         job.due = self.now + Nanos::from_secs(job.ttr_secs);
         self.tubes[job.tube].reserved += 1;

@@ -84,8 +84,11 @@ impl Queue {
 
     /// Counts the wait of a job that is about to be reserved, if it never was before.
     pub(super) fn count_wait(&mut self, key: JobKey) {
+        if !self.has_metrics {
+            return;
+        }
         let job = &self.jobs[key];
-        if !self.has_metrics || !job.counts.is_never_reserved() {
+        if !job.counts.is_never_reserved() {
             return;
         }
         let wait = self.now.since(job.created_at + Nanos::from_secs(job.delay_secs));

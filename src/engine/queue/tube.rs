@@ -172,7 +172,7 @@ impl Tubes {
 
     /// Returns the tube of this name.
     pub fn find(&self, name: &str) -> Option<TubeKey> {
-        self.table.find_by(self.hash(name), |tube| &*tube.name == name)
+        Some(self.table.find_by(self.hash(name), |tube| &*tube.name == name)?.0)
     }
 
     fn hash(&self, name: &str) -> u32 {

@@ -131,8 +131,8 @@ impl Queue {
         let UniqueKeys { of_jobs, kept, .. } = &self.unique;
         let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it) };
         let is_hit = |it: &KeyOfJob| it.digest == digest && hit(it).is_some();
-        if let Some(key) = of_jobs.find_by(digest.hash(), is_hit) {
-            return hit(&of_jobs[key]);
+        if let Some((_, key)) = of_jobs.find_by(digest.hash(), is_hit) {
+            return hit(key);
         }
         let kept = &kept[self.unique.find_kept(digest)?];
         hit_of_deleted(kept.id.get(), kept.until, self.now)
@@ -163,7 +163,7 @@ impl Queue {
         let UniqueKeys { of_jobs, .. } = &self.unique;
         let is_owned = |it: &KeyOfJob| it.digest == digest && !digest.is_none();
         let of_job = of_jobs.find_by(digest.hash(), is_owned);
-        let owner = of_job.map(|key| Owner::Job(of_jobs[key].job));
+        let owner = of_job.map(|(_, key)| Owner::Job(key.job));
         owner.or_else(|| self.unique.find_kept(digest).map(Owner::KeptKey))
     }
 
@@ -343,7 +343,7 @@ impl UniqueKeys {
     }
 
     fn find_kept(&self, digest: Digest) -> Option<KeptKey> {
-        self.kept.find_by(digest.hash(), |kept| kept.digest == digest)
+        Some(self.kept.find_by(digest.hash(), |kept| kept.digest == digest)?.0)
     }
 
     /// Removes a kept key.

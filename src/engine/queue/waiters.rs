@@ -329,7 +329,7 @@ impl Queue {
     /// Returns the connection's watch of the tube.
     pub fn find_watch(&self, conn: ConnKey, tube: TubeKey) -> Option<WatchKey> {
         let hash = self.tubes[tube].hash_with(conn);
-        self.watches.find_by(hash, |watch| (watch.conn, watch.tube) == (conn, tube))
+        Some(self.watches.find_by(hash, |watch| (watch.conn, watch.tube) == (conn, tube))?.0)
     }
 
     /// Removes a watch, and returns its tube.
