@@ -411,6 +411,24 @@ fn rule_10_without_space_puts_are_refused_and_the_lease_is_kept() {
 }
 
 #[test]
+fn rule_10_puts_are_refused_before_the_next_look_finds_that_etcd_is_full() {
+    let mut cluster = pair();
+    // Three eighths of the quota are left for puts.
+    cluster.world().sizes = [[QUOTA / 2, QUOTA / 2]; 3];
+    cluster.run(2_100);
+    let quarter = vec![b'x'; usize::try_from(QUOTA / 4).unwrap()];
+    cluster.put(0, &quarter);
+    assert!(!cluster.server(0).refuses_puts());
+    cluster.put(0, &quarter);
+    assert!(cluster.server(0).refuses_puts(), "whatever is stored of it");
+    cluster.settle();
+    // It has become smaller, perhaps by a compaction.
+    cluster.run(2_100);
+    assert!(!cluster.server(0).refuses_puts());
+    assert_eq!(cluster.ends, []);
+}
+
+#[test]
 fn rule_10_puts_are_refused_before_etcd_is_full() {
     let mut cluster = pair();
     for node in 0..3 {

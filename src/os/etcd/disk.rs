@@ -47,6 +47,19 @@ pub enum Change {
     EndImport,
 }
 
+/// About what etcd stores with each chunk: its key, revisions, and space that is left in pages.
+const CHUNK_OVERHEAD: u64 = 256;
+
+impl Change {
+    /// Returns how many bytes its chunks take in etcd, if it is stored at once.
+    pub fn len(&self) -> u64 {
+        match self {
+            Change::Append { bytes, .. } => bytes.len() as u64 + CHUNK_OVERHEAD,
+            _ => 0,
+        }
+    }
+}
+
 /// A binlog in etcd.
 pub struct EtcdDisk {
     shared: Arc<Shared>,
@@ -133,12 +146,15 @@ impl Disk for EtcdDisk {
         {
             assert_eq!(*start + gathered.len() as u64, offset, "a gap in binlog.{number}");
             gathered.extend_from_slice(bytes);
+            self.shared.state().written_len += bytes.len() as u64;
             return Ok(());
         }
         let mut stored = self.prepared.remove(&number).unwrap_or_default();
         let start = if stored.is_empty() { offset } else { 0 };
         stored.extend_from_slice(bytes);
-        self.changes.push(Change::Append { file: number, offset: start, bytes: stored });
+        let change = Change::Append { file: number, offset: start, bytes: stored };
+        self.shared.state().written_len += change.len();
+        self.changes.push(change);
         Ok(())
     }
 
@@ -189,7 +205,7 @@ impl Disk for EtcdDisk {
 
     fn refuses_puts(&self) -> bool {
         let state = self.shared.state();
-        state.is_full || state.is_nearly_full
+        state.is_full || state.written_len >= state.puts_end
     }
 
     fn remote_stats(&self) -> Option<RemoteStats> {
@@ -247,10 +263,10 @@ mod tests {
         disk.write(2, 2, b"e").unwrap();
         disk.remove(1).unwrap();
         assert!(disk.finished_sync(false).is_none(), "earlier changes are being stored");
-        shared.note_stored();
+        shared.note_stored(0);
         assert!(disk.finished_sync(false).is_some());
         assert_eq!(sync(&mut disk, &mut received).unwrap(), "1:5=d, 2:0=v7e, remove 1");
-        shared.note_stored();
+        shared.note_stored(0);
         assert!(disk.finished_sync(false).is_some());
     }
 

@@ -41,8 +41,7 @@ pub struct Found {
     has_chunks: bool,
 }
 
-/// The pause between two looks at the size of etcd's databases. At 60 MB/s half of a sixteenth of 2 GiB,
-/// which is kept for deletes, is written meanwhile.
+/// The pause between two looks at the size of etcd's databases.
 const SIZE_PAUSE: Duration = Duration::from_secs(1);
 /// A failure is logged at this interval.
 const LOG_INTERVAL: Nanos = Nanos::from_secs(10);
@@ -290,6 +289,7 @@ impl Member {
     async fn watch_space(mut self) {
         let nodes = &mut self.nodes;
         let (mut noted, mut noted_at) = (self.shared.state().revision, self.shared.now());
+        let (mut counted_len, mut refuses_puts) = (0, false);
         nodes.next_node();
         loop {
             let (mut size, mut used) = (None, 0);
@@ -301,7 +301,19 @@ impl Member {
                 }
             }
             if let Some(size) = size {
-                note_size(&self.shared, self.etcd.quota, size, used);
+                let refused_puts = refuses_puts;
+                (counted_len, refuses_puts) =
+                    note_size(&self.shared, self.etcd.quota, [size, used], counted_len);
+                match (refused_puts, refuses_puts) {
+                    (false, true) => warn!(
+                        "etcd has {used} bytes in use and {size} in its database, near its quota of {}: \
+                         refusing puts, so that deletes work; compact and defragment etcd, or raise its \
+                         quota and --etcd-quota",
+                        self.etcd.quota
+                    ),
+                    (true, false) => warn!("etcd has space again: accepting puts"),
+                    (false, false) | (true, true) => {}
+                }
             }
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {
@@ -330,19 +342,18 @@ pub fn name_of(leader: &Pair) -> String {
     JsonText(&String::from_utf8_lossy(&leader.value)).to_string()
 }
 
-fn note_size(shared: &Shared, quota: u64, size: u64, used: u64) {
+/// Notes how much more may be written before puts are refused, given the size of the database and what of it is
+/// in use. That counts all changes that were stored at the look before, of this length: etcd counts changes some
+/// 100 ms after it has stored them. Returns the length for the next look, and whether puts are refused.
+fn note_size(shared: &Shared, quota: u64, [size, used]: [u64; 2], counted_len: u64) -> (u64, bool) {
+    let mut state = shared.state();
+    // Puts may have been refused since the last look.
+    let refused = state.written_len >= state.puts_end;
     // etcd uses free pages again, but counts them.
-    let is_nearly_full = used >= quota / 8 * 7 || size >= quota / 16 * 15;
-    let was = std::mem::replace(&mut shared.state().is_nearly_full, is_nearly_full);
-    match (was, is_nearly_full) {
-        (false, true) => warn!(
-            "etcd has {used} bytes in use and {size} in its database, near its quota of {quota}: \
-             refusing puts, so that deletes work; compact and defragment etcd, or raise its quota \
-             and --etcd-quota"
-        ),
-        (true, false) => warn!("etcd has space again: accepting puts"),
-        (false, false) | (true, true) => {}
-    }
+    let is_large = size >= quota / 16 * 15;
+    let room = if is_large { 0 } else { (quota / 8 * 7).saturating_sub(used) };
+    state.puts_end = if room == 0 { 0 } else { counted_len + room };
+    (state.stored_len, refused || state.written_len >= state.puts_end)
 }
 
 impl Lease {

@@ -38,8 +38,11 @@ pub struct State {
     pub stored_batches: u64,
     /// etcd has no space for more.
     pub is_full: bool,
-    /// etcd has space, but it is kept for deletes.
-    pub is_nearly_full: bool,
+    /// The bytes of all changes since the start, and of those that are stored: [`Change::len`](super::disk::Change::len).
+    pub written_len: u64,
+    pub stored_len: u64,
+    /// Once that many are written, what etcd has left is kept for deletes.
+    pub puts_end: u64,
     pub stored_bytes: u64,
     /// The durations of transactions.
     pub transactions: Histogram,
@@ -49,7 +52,8 @@ pub struct State {
 
 impl Shared {
     pub fn new(clock: Clock) -> Shared {
-        Shared { clock, state: Mutex::default(), won: Notify::new() }
+        let state = State { puts_end: u64::MAX, ..State::default() };
+        Shared { clock, state: Mutex::new(state), won: Notify::new() }
     }
 
     pub fn now(&self) -> Nanos {
@@ -98,9 +102,12 @@ impl Shared {
         self.standing().map(drop)
     }
 
-    /// Notes that the oldest changes that were handed over are stored.
-    pub fn note_stored(&self) {
-        self.change(|state| state.stored_batches += 1);
+    /// Notes that the oldest changes that were handed over, of this length, are stored.
+    pub fn note_stored(&self, len: u64) {
+        self.change(|state| {
+            state.stored_batches += 1;
+            state.stored_len += len;
+        });
     }
 
     /// Sets what wakes the event loop, and wakes it: the state may have changed before.

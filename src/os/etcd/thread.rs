@@ -168,13 +168,16 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) -> Opt
                 // A server reads the log once.
                 log.cache.retain(|_, _| duty == Duty::Read);
             }
-            Request::Store(changes) => match log.store(changes).await {
-                Ok(()) => {
-                    shared.note_stored();
-                    let _ = log.delete_garbage().await;
+            Request::Store(changes) => {
+                let len = changes.iter().map(Change::len).sum();
+                match log.store(changes).await {
+                    Ok(()) => {
+                        shared.note_stored(len);
+                        let _ = log.delete_garbage().await;
+                    }
+                    Err(failure) => shared.set_standing(Err(failure)),
                 }
-                Err(failure) => shared.set_standing(Err(failure)),
-            },
+            }
             Request::EndImport(to) => {
                 let ended = log.store(vec![Change::EndImport]).await;
                 let _ = to.send(ended.map_err(Failure::of_read));
