@@ -24,7 +24,7 @@ use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::EventLoop;
-use crate::os::failure::{EXIT_DISK, EXIT_LIMITS, EXIT_REFUSED, Failure, remedy};
+use crate::os::failure::{EXIT_DISK, EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
 use crate::os::init::Machine;
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{Duty, Membership, Standing};
@@ -251,7 +251,7 @@ fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
         "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
          flags; raise it with ulimit -n or LimitNOFILE="
     );
-    Err(Failure::new(EXIT_LIMITS, message))
+    Err(Failure::new(EXIT_SYSTEM, message))
 }
 
 /// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server

@@ -11,14 +11,11 @@ pub struct Failure {
     pub message: String,
 }
 
-/// The exit code when the system refuses what the server needs, such as space on its disk.
+/// The exit code when the system refuses what the server needs, such as space on its disk or open files.
 pub const EXIT_SYSTEM: u8 = 1;
 
 /// The exit code when a binlog cannot be used.
 pub const EXIT_REFUSED: u8 = 10;
-
-/// EX_CONFIG of sysexits(3), for limits of the system that are too low for the flags.
-pub const EXIT_LIMITS: u8 = 78;
 
 /// EX_IOERR of sysexits(3), for a disk that fails.
 pub const EXIT_DISK: u8 = 74;
