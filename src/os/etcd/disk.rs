@@ -53,9 +53,10 @@ const CHUNK_OVERHEAD: u64 = 256;
 impl Change {
     /// Returns how many bytes its chunks take in etcd, if it is stored at once.
     pub fn len(&self) -> u64 {
-        match self {
-            Change::Append { bytes, .. } => bytes.len() as u64 + CHUNK_OVERHEAD,
-            _ => 0,
+        if let Change::Append { bytes, .. } = self {
+            bytes.len() as u64 + CHUNK_OVERHEAD
+        } else {
+            0
         }
     }
 }
