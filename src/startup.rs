@@ -138,7 +138,7 @@ fn serve(
     let limits = Limits { metrics_tubes: options.metrics_tubes, ..Limits::DEFAULT };
     let mut server = Server::new(options.settings, limits, facts, poller.now);
     if options.metrics.is_some() {
-        server.count_outcomes();
+        server.store.queue.has_metrics = true;
     }
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
@@ -176,7 +176,7 @@ fn serve(
     if let Some(stop) = poller.stop {
         return Ok(stop);
     }
-    server.set_tool_server(listeners.first().and_then(tool_server));
+    server.store.process.tool_server = listeners.first().and_then(tool_server);
     EventLoop::new(poller, server, listeners, options.max_connections, membership)
         .map_err(cannot_wait)?
         .run()

@@ -10,7 +10,7 @@ use super::keys::ConnKey;
 use super::limits::Limits;
 use super::lists::Lists;
 use super::protocol::output::Pool;
-use super::protocol::stats::{ProcessInfo, ServerStats};
+use super::protocol::stats::ProcessInfo;
 use super::queue::Queue;
 use super::queue::body::Body;
 use super::reads::Reads;
@@ -91,6 +91,11 @@ impl Settings {
         bury_after: None,
         body_cache_bytes: None,
     };
+
+    /// Returns the limit of the memory for jobs in bytes, if there is one.
+    pub fn max_memory(&self) -> Option<u64> {
+        Some(self.max_memory_bytes).filter(|&max| max < u64::MAX)
+    }
 
     /// Returns whether there can be memory for a body that is read back.
     pub fn can_hold(&self, body: &Body) -> bool {
@@ -227,21 +232,5 @@ impl Store {
     /// another server.
     pub fn is_stalled(&self) -> bool {
         self.progress.is_some_and(Progress::is_stalled)
-    }
-
-    pub fn stats(&self) -> ServerStats<'_> {
-        let max_memory_bytes = self.settings.max_memory_bytes;
-        ServerStats {
-            process: &self.process,
-            commands: &self.commands,
-            max_job_size: self.settings.max_job_size,
-            binlog_file_size: self.settings.binlog_file_size,
-            max_memory_bytes: (max_memory_bytes < u64::MAX).then_some(max_memory_bytes),
-            connections: self.connections,
-            total_connections: self.total_connections,
-            is_accept_failing: self.is_accept_failing,
-            is_draining: self.is_draining,
-            is_stalled: self.is_stalled(),
-        }
     }
 }

@@ -89,9 +89,9 @@ impl EventLoop {
                 self.send_last_replies()?;
                 return Ok(stop);
             }
-            if self.server.has_binlog() {
+            if self.server.store.queue.binlog.is_some() {
                 let offset = ClockOffset::between(self.poller.now, clock::time_of_day());
-                self.server.set_clock_offset(offset);
+                self.server.store.queue.clock_offset = offset;
             }
             self.server.begin(self.poller.now, due);
             // The first visit takes the time at which the wait has ended, unless more was done since.
@@ -99,7 +99,7 @@ impl EventLoop {
             let (clock, waited_until) = (self.poller.clock, Cell::new(waited_until));
             let now = || waited_until.take().unwrap_or_else(|| clock.now());
             while self.server.visit_next(now).is_some() {}
-            self.poller.now = self.server.clock();
+            self.poller.now = self.server.store.queue.now;
             self.server.commit(self.poller.now).map_err(cannot_write)?;
             self.server.flush(|| check(self.membership.as_ref()).is_ok());
             check(self.membership.as_ref())?;
@@ -178,21 +178,21 @@ impl EventLoop {
             }
         })?;
         self.iteration_at = self.poller.now;
-        self.server.set_draining(self.poller.is_draining);
+        self.server.store.is_draining = self.poller.is_draining;
         Ok(())
     }
 
     // ---- Accepting ----
 
     fn accept(&mut self) {
-        for _ in 0..self.server.limits().accepts_per_iteration {
+        for _ in 0..self.server.store.queue.limits.accepts_per_iteration {
             if self.acceptor.next_due() > self.poller.now {
                 return;
             }
             let accepted = self.accept_one();
-            self.server.set_accept_failing(accepted.is_err());
+            self.server.store.is_accept_failing = accepted.is_err();
             if let Err(error) = accepted {
-                self.acceptor.back_off(&error, self.server.connection_count(), self.poller.now);
+                self.acceptor.back_off(&error, self.server.store.connections, self.poller.now);
             }
         }
     }
@@ -202,7 +202,7 @@ impl EventLoop {
         if !self.server.has_room() || self.server.try_reserve_one().is_err() {
             return Err(ErrorKind::OutOfMemory.into());
         }
-        let accepted = self.acceptor.accept(self.server.connection_count(), self.poller.now)?;
+        let accepted = self.acceptor.accept(self.server.store.connections, self.poller.now)?;
         let Some((socket, client)) = accepted else { return Ok(()) };
         let token = Token(self.server.vacant_key().index());
         let mut source = SourceFd(&socket.as_raw_fd());

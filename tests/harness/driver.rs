@@ -289,7 +289,7 @@ impl Driver {
         let process = process_info(options.hostname, now);
         let mut server = Server::new(options.settings, options.limits, process, now);
         if options.has_metrics {
-            server.count_outcomes();
+            server.store.queue.has_metrics = true;
         }
         let recovered = match disk {
             Some(disk) => {
@@ -610,15 +610,15 @@ impl Driver {
     }
 
     pub fn set_draining(&mut self, is_draining: bool) {
-        self.server.set_draining(is_draining);
+        self.server.store.is_draining = is_draining;
     }
 
     pub fn set_tool_server(&mut self, argument: &str) {
-        self.server.set_tool_server(Some(argument.to_owned()));
+        self.server.store.process.tool_server = Some(argument.to_owned());
     }
 
     pub fn set_wall_clock(&mut self, wall_clock: Nanos) {
-        self.server.set_clock_offset(ClockOffset::between(self.now, wall_clock));
+        self.server.store.queue.clock_offset = ClockOffset::between(self.now, wall_clock);
     }
 
     /// Ends the server as an operator does. What may still be sent is sent by [`Driver::flush_last`].

@@ -58,7 +58,7 @@ fn used_tube<'s>(c: &Conn, s: &'s Store) -> &'s Tube {
 
 /// `stats`
 pub fn stats(_: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    Ok(Reply::Document(stats::server(&s.stats(), &s.queue)))
+    Ok(Reply::Document(stats::server(s)))
 }
 
 /// `stats-job <id>`

@@ -74,7 +74,7 @@ const ICON: &str = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16
 
 /// Returns the name of the server, its version and its process.
 pub fn identity(view: &View<'_>, host: impl Display) -> String {
-    let ProcessInfo { pid, started_at, .. } = view.server.process;
+    let ProcessInfo { pid, started_at, .. } = &view.server.process;
     let uptime = Value::Span(view.now.since(*started_at));
     let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));
     format!(

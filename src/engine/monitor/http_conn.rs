@@ -12,9 +12,9 @@ use super::status_page::StatusPage;
 use super::table::{Rate, Value};
 use super::tube_page::TubePage;
 use crate::engine::headroom::Headroom;
-use crate::engine::protocol::stats::ServerStats;
 use crate::engine::queue::Queue;
 use crate::engine::server::Observed;
+use crate::engine::store::Store;
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use percent_encoding::percent_decode_str;
@@ -68,7 +68,7 @@ pub trait Page {
 
 /// What the pages show.
 pub struct View<'a> {
-    pub server: ServerStats<'a>,
+    pub server: &'a Store,
     pub queue: &'a Queue,
     pub conns: &'a dyn Observed,
     pub measurements: &'a Measurements,
@@ -78,7 +78,7 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     fn of(conns: &'a dyn Observed, measurements: &'a Measurements, now: Nanos) -> View<'a> {
         let store = conns.store();
-        View { server: store.stats(), queue: &store.queue, conns, measurements, now }
+        View { server: store, queue: &store.queue, conns, measurements, now }
     }
 
     /// Returns one of the rates of the server in the last interval, if two samples were taken.

@@ -17,9 +17,10 @@ use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Activity;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::protocol::stats::{self, ServerStats};
+use crate::engine::protocol::stats;
 use crate::engine::queue::outcomes::End;
 use crate::engine::queue::{Queue, Totals};
+use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -147,27 +148,28 @@ impl Page for MetricsPage {
 
 impl MetricsPage {
     fn write_totals(&self, view: &View<'_>, to: &mut Samples<'_>) {
-        let View { ref server, queue, .. } = *view;
+        let View { server, queue, .. } = *view;
         write_process(server, to);
-        self.write_clients(server, queue, to);
-        write_jobs(server, queue, to);
+        self.write_clients(server, to);
+        write_jobs(server, to);
         to.one("beanstalkd_tubes", queue.tubes.len());
         to.one("beanstalkd_tubes_aggregated", self.rest_count);
         to.family("beanstalkd_loop_iteration_seconds").histogram(&view.measurements.iterations);
-        write_binlog(server, queue, to);
+        write_binlog(server, to);
         write_body_cache(queue, to);
     }
 
-    fn write_clients(&self, server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
+    fn write_clients(&self, server: &Store, to: &mut Samples<'_>) {
         let connections = to.family("beanstalkd_connections");
         for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
             connections.with("state", activity.name(), count);
         }
         to.one("beanstalkd_connections_opened_total", server.total_connections);
-        to.one("beanstalkd_producers", queue.totals.producers);
-        to.one("beanstalkd_workers", queue.totals.workers);
+        let totals = &server.queue.totals;
+        to.one("beanstalkd_producers", totals.producers);
+        to.one("beanstalkd_workers", totals.workers);
         let commands = to.family("beanstalkd_commands_total");
-        let counted = COMMANDS.iter().zip(server.commands);
+        let counted = COMMANDS.iter().zip(&server.commands);
         for (command, count) in counted.filter(|(row, _)| row.counted != Counted::Nowhere) {
             commands.with("command", command.name(), count);
         }
@@ -176,8 +178,8 @@ impl MetricsPage {
 
 // ---- Metrics of the whole server ----
 
-fn write_process(server: &ServerStats<'_>, to: &mut Samples<'_>) {
-    let info = server.process;
+fn write_process(server: &Store, to: &mut Samples<'_>) {
+    let info = &server.process;
     let (own, protocol) = (env!("CARGO_PKG_VERSION"), stats::VERSION);
     let labels = format_args!("version=\"{own}\",protocol=\"{protocol}\"");
     to.family("beanstalkd_build_info").sample("", labels, 1);
@@ -203,7 +205,8 @@ fn write_process(server: &ServerStats<'_>, to: &mut Samples<'_>) {
     to.one("beanstalkd_draining", u8::from(server.is_draining));
 }
 
-fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
+fn write_jobs(server: &Store, to: &mut Samples<'_>) {
+    let Store { queue, settings, .. } = server;
     let totals = &queue.totals;
     let Totals { ready, reserved, delayed, buried, .. } = *totals;
     to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
@@ -217,10 +220,10 @@ fn write_jobs(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
     to.one("beanstalkd_blocked_jobs", queue.unique.groups.blocked);
     to.one("beanstalkd_job_timeouts_total", totals.timeouts);
     to.one("beanstalkd_job_memory_bytes", queue.job_bytes());
-    if let Some(limit) = server.max_memory_bytes {
+    if let Some(limit) = settings.max_memory() {
         to.one("beanstalkd_job_memory_limit_bytes", limit);
     }
-    to.one("beanstalkd_job_size_limit_bytes", server.max_job_size);
+    to.one("beanstalkd_job_size_limit_bytes", settings.max_job_size);
 }
 
 /// The page of a server that stands by.
@@ -235,12 +238,12 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     text
 }
 
-fn write_binlog(server: &ServerStats<'_>, queue: &Queue, to: &mut Samples<'_>) {
-    let Some(binlog) = &queue.binlog else { return };
+fn write_binlog(server: &Store, to: &mut Samples<'_>) {
+    let Some(binlog) = &server.queue.binlog else { return };
     to.one("beanstalkd_binlog_files", binlog.files.list.len());
     to.one("beanstalkd_binlog_oldest_file_number", binlog.files.oldest_number());
     to.one("beanstalkd_binlog_current_file_number", binlog.files.current().number);
-    to.one("beanstalkd_binlog_file_size_bytes", server.binlog_file_size);
+    to.one("beanstalkd_binlog_file_size_bytes", server.settings.binlog_file_size);
     to.one("beanstalkd_binlog_disk_bytes", binlog.files.sums.disk_bytes);
     to.one("beanstalkd_binlog_live_bytes", binlog.files.live_bytes);
     to.one("beanstalkd_binlog_dead_bytes", binlog.dead_bytes());

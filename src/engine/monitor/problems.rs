@@ -43,11 +43,11 @@ impl Problems {
     pub fn add_server(&mut self, view: &View<'_>) {
         let facts = ServerFacts {
             is_binlog_full: view.queue.binlog.as_ref().is_some_and(Binlog::refuses_puts),
-            is_stalled: view.server.is_stalled,
+            is_stalled: view.server.is_stalled(),
             connections: view.server.connections as u64,
             max_connections: view.server.process.max_connections.map(|max| max as u64),
             memory: view.queue.job_bytes(),
-            max_memory: view.server.max_memory_bytes,
+            max_memory: view.server.settings.max_memory(),
             is_accept_failing: view.server.is_accept_failing,
             is_draining: view.server.is_draining,
         };

@@ -130,7 +130,7 @@ impl Page for StatusPage {
 impl StatusPage {
     fn write_head(&self, view: &View<'_>, out: &mut Out<'_>) {
         let overview = overview(view);
-        let ProcessInfo { hostname, pid, started_at, .. } = view.server.process;
+        let ProcessInfo { hostname, pid, started_at, .. } = &view.server.process;
         let (first, others) = overview.split_at(FIRST_TOTALS);
         let verdict = self.problems.verdict();
         let (protocol, version) = (stats::VERSION, env!("CARGO_PKG_VERSION"));

@@ -10,6 +10,7 @@ use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
+use crate::engine::store::Store;
 use crate::engine::text::{self, CountOf, Grouped};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -50,30 +51,6 @@ pub struct ProcessorTime {
     pub user_us: u64,
     /// In the kernel.
     pub system_us: u64,
-}
-
-/// The values of `stats` that the queue does not have.
-pub struct ServerStats<'a> {
-    /// Properties of the process.
-    pub process: &'a ProcessInfo,
-    /// The number of each of [`COMMANDS`].
-    pub commands: &'a [u64; COMMANDS.len()],
-    /// The maximum size of a body, in bytes.
-    pub max_job_size: u32,
-    /// The size of a binlog file, in bytes.
-    pub binlog_file_size: u32,
-    /// The limit of the memory for jobs, in bytes.
-    pub max_memory_bytes: Option<u64>,
-    /// Open connections.
-    pub connections: usize,
-    /// Accepted connections since the start.
-    pub total_connections: u64,
-    /// The last attempt to accept a connection has failed for want of files or memory.
-    pub is_accept_failing: bool,
-    /// True while puts are rejected with `DRAINING`.
-    pub is_draining: bool,
-    /// True while a remote disk has not acknowledged a change for more than a second.
-    pub is_stalled: bool,
 }
 
 /// A summary of the queue for the service manager; displays as one line of text.
@@ -270,31 +247,32 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
 }
 
 /// Returns the document of `stats`.
-pub fn server(server: &ServerStats<'_>, queue: &Queue) -> String {
+pub fn server(server: &Store) -> String {
+    let Store { queue, settings, process, .. } = server;
     let mut yaml = Yaml::new();
     current_jobs(&mut yaml, &queue.totals);
-    commands(&mut yaml, server.commands);
+    commands(&mut yaml, &server.commands);
     yaml.line("job-timeouts", queue.totals.timeouts)
         .line("total-jobs", queue.totals.total_jobs)
-        .line("max-job-size", server.max_job_size)
+        .line("max-job-size", settings.max_job_size)
         .line("current-tubes", queue.tubes.len())
         .line("current-connections", server.connections)
         .line("current-producers", queue.totals.producers)
         .line("current-workers", queue.totals.workers)
         .line("current-waiting", queue.totals.waiting)
         .line("total-connections", server.total_connections);
-    process(&mut yaml, server.process, queue.now);
+    write_process(&mut yaml, process, queue.now);
     let binlog = queue.binlog.as_ref();
     yaml.line("binlog-oldest-index", binlog.map_or(0, |it| it.files.oldest_number()))
         .line("binlog-current-index", binlog.map_or(0, |it| it.files.current().number))
         .line("binlog-records-migrated", binlog.map_or(0, |it| it.records_migrated))
         .line("binlog-records-written", binlog.map_or(0, |it| it.records_written))
-        .line("binlog-max-size", server.binlog_file_size)
+        .line("binlog-max-size", settings.binlog_file_size)
         .line("draining", server.is_draining)
-        .line("id", &server.process.instance_id)
-        .quoted("hostname", &server.process.hostname)
-        .quoted("os", &server.process.os_version)
-        .quoted("platform", &server.process.platform);
+        .line("id", &process.instance_id)
+        .quoted("hostname", &process.hostname)
+        .quoted("os", &process.os_version)
+        .quoted("platform", &process.platform);
     yaml.0
 }
 
@@ -314,7 +292,7 @@ fn commands(yaml: &mut Yaml, counts: &[u64]) {
     }
 }
 
-fn process(yaml: &mut Yaml, info: &ProcessInfo, now: Nanos) {
+fn write_process(yaml: &mut Yaml, info: &ProcessInfo, now: Nanos) {
     let processor = (info.processor_time)();
     let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     yaml.line("pid", info.pid)

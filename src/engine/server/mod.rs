@@ -50,7 +50,7 @@ use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::replay::Replay;
 use crate::engine::queue::{Totals, WaitResult};
 use crate::engine::store::{Settings, Store};
-use crate::engine::time::{ClockOffset, Nanos};
+use crate::engine::time::Nanos;
 use link::Link;
 use log::{debug, warn};
 use slab::Slab;
@@ -63,7 +63,8 @@ use std::ops::Range;
 pub struct Server<S> {
     /// By the number of the key.
     links: Slab<Slot<S>>,
-    store: Store,
+    /// What connections share. Its owner sets what is known outside: whether the server drains, the wall clock.
+    pub store: Store,
     /// Connections to visit, in this order, of which those of this iteration come first.
     ready: VecDeque<ConnKey>,
     to_visit: usize,
@@ -414,11 +415,6 @@ impl<S> Server<S> {
         }
     }
 
-    /// Returns the time of the last visit or tick.
-    pub fn clock(&self) -> Nanos {
-        self.store.queue.now
-    }
-
     /// Writes the records of the iteration to the binlog, and syncs it if that is due. After an error no
     /// output may be sent, and the server must exit.
     ///
@@ -496,52 +492,11 @@ impl<S> Server<S> {
         if is_due { Nanos::ZERO } else { s.queue.next_due().min(self.reads_due()) }
     }
 
-    // ---- Settings and facts ----
-
-    /// Sets drain mode, in which puts are refused so that the queue becomes empty.
-    pub fn set_draining(&mut self, is_draining: bool) {
-        self.store.is_draining = is_draining;
-    }
-
-    /// Notes whether the last attempt to accept a connection has failed for want of files or memory.
-    pub fn set_accept_failing(&mut self, is_accept_failing: bool) {
-        self.store.is_accept_failing = is_accept_failing;
-    }
-
-    /// Sets the difference between wall-clock time and the engine's time. Times in the binlog are
-    /// wall-clock times, because they must be valid after a restart.
-    pub fn set_clock_offset(&mut self, clock_offset: ClockOffset) {
-        self.store.queue.clock_offset = clock_offset;
-    }
-
-    /// Sets the argument of `-s` with which `beanstalkctl` finds the server.
-    pub fn set_tool_server(&mut self, argument: Option<String>) {
-        self.store.process.tool_server = argument;
-    }
-
-    /// Counts for metrics how long jobs wait and run, and how their reservations end.
-    pub fn count_outcomes(&mut self) {
-        self.store.queue.has_metrics = true;
-    }
-
-    /// Returns whether jobs are recorded in a binlog.
-    pub fn has_binlog(&self) -> bool {
-        self.store.queue.binlog.is_some()
-    }
+    // ---- Facts ----
 
     /// Returns whether a remote disk has acknowledged all changes.
     pub fn is_acknowledged(&self) -> bool {
         self.store.progress.is_none_or(Progress::is_complete)
-    }
-
-    /// Returns the bounds of steps and iterations.
-    pub fn limits(&self) -> &Limits {
-        &self.store.queue.limits
-    }
-
-    /// Returns the number of open connections.
-    pub fn connection_count(&self) -> usize {
-        self.store.connections
     }
 
     /// Returns whether some output may be sent.
