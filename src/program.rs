@@ -1,7 +1,7 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
-use crate::engine::binlog::copy::{Copied, copy};
-use crate::engine::binlog::disk::Disk;
+use crate::engine::binlog::copy::{copy, measure};
+use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::inspect;
 use crate::logging;
@@ -129,6 +129,9 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
 fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     logging::start(LevelFilter::Warn, LogFormat::Text);
     let mut directory = Directory::lock(path)?;
+    let cannot_copy = cannot_copy(path.display(), &etcd.url);
+    // Nothing is written for a damaged binlog.
+    let files = measure(&mut directory).map_err(&cannot_copy)?;
     let membership = Membership::join(etcd, Duty::Import)?;
     loop {
         match membership.standing()? {
@@ -148,31 +151,31 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         Ok(())
     };
     let mut disk = membership.disk();
-    let copied = copy(&mut directory, &mut *disk, wait_until_stored).and_then(|copied| {
-        let ended = membership.end_import();
-        ended.map_err(|error| BinlogError::new(Step::Write, "cannot complete the copy", error))?;
-        Ok(copied)
-    });
-    report_copy(copied, &path.display(), &etcd.url)
+    copy(&mut directory, &files, &mut *disk, wait_until_stored).map_err(&cannot_copy)?;
+    let not_ended = |error| BinlogError::new(Step::Write, "cannot complete the copy", error);
+    membership.end_import().map_err(not_ended).map_err(&cannot_copy)?;
+    Ok(report_copy(&files, &etcd.url))
 }
 
 /// Copies the binlog in etcd, as it is now, to an empty directory.
 fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let mut directory = Directory::lock(path)?;
     let membership = Membership::join(etcd, Duty::Read)?;
-    let copied = copy(&mut *membership.disk(), &mut directory, |_| Ok(()));
-    report_copy(copied, &etcd.url, &path.display())
+    let mut disk = membership.disk();
+    let copied = measure(&mut *disk).and_then(|files| {
+        copy(&mut *disk, &files, &mut directory, |_| Ok(()))?;
+        Ok(report_copy(&files, path.display()))
+    });
+    copied.map_err(cannot_copy(&etcd.url, path.display()))
 }
 
-fn report_copy(
-    copied: Result<Copied, BinlogError>,
-    from: &dyn Display,
-    to: &dyn Display,
-) -> Result<ExitCode, Failure> {
-    let Copied { files, bytes } = copied.map_err(|error| {
-        Failure::new(EXIT_REFUSED, format!("cannot copy {from} to {to}: {error}"))
-    })?;
-    Ok(print(io::stdout(), format_args!("copied {files} files with {bytes} bytes to {to}")))
+fn cannot_copy(from: impl Display, to: impl Display) -> impl Fn(BinlogError) -> Failure {
+    move |error| Failure::new(EXIT_REFUSED, format!("cannot copy {from} to {to}: {error}"))
+}
+
+fn report_copy(files: &[(FileNumber, u64)], to: impl Display) -> ExitCode {
+    let (count, bytes) = (files.len(), files.iter().map(|&(_, used)| used).sum::<u64>());
+    print(io::stdout(), format_args!("copied {count} files with {bytes} bytes to {to}"))
 }
 
 /// Ends the lease of a server that was killed. There is nothing to do for one that runs, or that had no

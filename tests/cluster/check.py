@@ -547,6 +547,15 @@ def import_and_export(cluster):
     with running_on(source, original) as address:
         jobs_script(address, "fill", "filled")
     before = files(source)
+    # A damaged binlog leaves the prefix as it was.
+    broken = pathlib.Path(workspace.path("broken"))
+    broken.mkdir()
+    for name, content in before.items():
+        broken.joinpath(name).write_bytes(content)
+    newest = max((path for path in broken.iterdir() if path.name.startswith("binlog.")), key=lambda it: it.stat().st_size)
+    newest.write_bytes(newest.read_bytes()[:60].ljust(300, b"\xff") + newest.read_bytes()[300:])
+    with nothing_written(cluster):
+        assert "damaged" in cluster.run("--import", str(broken), expect=REFUSED), "no word of the damage"
     cluster.run("--import", source)
     expect("the source", files(source), before)
     server = cluster.start()

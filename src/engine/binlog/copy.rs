@@ -10,35 +10,29 @@ use super::reader::Damage;
 use super::record::VERSION_LEN;
 use std::io;
 
-/// What was copied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    pub files: usize,
-    pub bytes: u64,
-}
-
 const PIECE_LEN: usize = 1024 * 1024;
 
-/// Copies all files. `settle` is called after each piece, and waits until the disk has stored it.
+/// Copies these files, which were [measured](measure). `settle` is called after each piece, and waits until
+/// the disk has stored it.
 pub fn copy(
     from: &mut dyn Disk,
+    files: &[(FileNumber, u64)],
     to: &mut dyn Disk,
     mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
-) -> Result<Copied, BinlogError> {
+) -> Result<(), BinlogError> {
     if !to.list().map_err(BinlogError::of_list)?.is_empty() {
         let error = io::Error::other("there is a binlog already");
         return Err(BinlogError::new(Step::Write, "cannot write there", error));
     }
-    let files = measure_all(from)?;
-    for &(number, used) in &files {
+    for &(number, used) in files {
         copy_file(from, to, number, used, &mut settle)?;
     }
-    Ok(Copied { files: files.len(), bytes: files.iter().map(|&(_, used)| used).sum() })
+    Ok(())
 }
 
 /// Returns the files with more than a version, and the offset behind the last record of each. Fails if
 /// one is damaged.
-fn measure_all(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogError> {
+pub fn measure(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogError> {
     let mut files = Vec::new();
     // The bytes behind the very last record were left by a crash.
     let mut history = History::default();
