@@ -523,16 +523,13 @@ impl Conn {
     #[inline]
     pub fn reply(&mut self, s: &mut Store, reply: &Reply) -> bool {
         let before = s.pool.text_len();
-        let written = reply.write(&mut self.output, &mut s.pool, &mut s.queue);
-        let is_written = self.replied(s, before, written);
-        if let Reply::Job(JobWord::Reserved, job) = reply {
-            s.queue.after_reserve(*job);
-        }
-        is_written
+        let written = reply.write(&mut self.output, &mut s.pool, &s.queue.tubes);
+        self.replied(s, before, written)
     }
 
     /// Appends a job with its body: the one that was read back, or that of the job. Returns `false` if there
     /// is no memory: then the connection closes.
+    #[inline]
     pub fn reply_body(
         &mut self,
         s: &mut Store,

@@ -121,11 +121,12 @@ impl BodiesFor {
 #[inline]
 pub fn reply_job(c: &mut Conn, s: &mut Store, job: JobKey, reply: BodiesFor) -> Answer {
     let it = &s.queue.jobs[job];
+    let id = it.id;
     if it.body.is_cold() {
-        let id = it.id;
         return want(c, s, &[(job, id)], reply);
     }
-    Ok(Reply::Job(reply.word(), job))
+    c.reply_body(s, reply.word(), (job, id), None);
+    Ok(Reply::Later)
 }
 
 /// Replies with a line and these jobs, for which the output has room.
@@ -140,8 +141,8 @@ pub fn reply_jobs(
         return want(c, s, &jobs, reply);
     }
     let mut is_written = c.reply(s, &heading);
-    for (job, _) in jobs {
-        is_written = is_written && c.reply(s, &Reply::Job(reply.word(), job));
+    for job in jobs {
+        is_written = is_written && c.reply_body(s, reply.word(), job, None);
     }
     Ok(Reply::Later)
 }

@@ -2,12 +2,12 @@
 
 use super::output::{Output, Pool};
 use crate::engine::binlog::NoSpace;
-use crate::engine::keys::{JobKey, TubeKey};
-use crate::engine::queue::Queue;
+use crate::engine::keys::TubeKey;
 use crate::engine::queue::body::Bodies;
 use crate::engine::queue::job::JobState;
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::BodyRef;
+use crate::engine::queue::tube::Tubes;
 use crate::engine::queue::unique::Hit;
 use crate::engine::text::{self, CR_LF};
 use std::collections::TryReserveError;
@@ -38,7 +38,7 @@ pub enum Word {
 }
 
 pub enum Reply {
-    /// None now: the connection is doing something, or is closing.
+    /// None now: the connection is doing something, is closing, or has got it.
     Later,
     Word(Word),
     /// A word and a number, as in `INSERTED 1`.
@@ -47,8 +47,6 @@ pub enum Reply {
     Numbers(&'static str, u64, u64),
     InsertedBefore(Hit),
     Using(TubeKey),
-    /// `FOUND` or `RESERVED` with the body of a job.
-    Job(JobWord, JobKey),
     Document(String),
     LongList(Rc<ListText>),
 }
@@ -117,7 +115,7 @@ impl Reply {
         &self,
         output: &mut Output,
         pool: &mut Pool,
-        queue: &mut Queue,
+        tubes: &Tubes,
     ) -> Result<(), TryReserveError> {
         match self {
             Reply::Later => Ok(()),
@@ -132,13 +130,8 @@ impl Reply {
             Reply::InsertedBefore(hit) => output.push(hit_line(*hit).bytes(), pool),
             Reply::Using(tube) => {
                 output.push(b"USING ", pool)?;
-                output.push(queue.tubes[*tube].name.as_bytes(), pool)?;
+                output.push(tubes[*tube].name.as_bytes(), pool)?;
                 output.push(CR_LF, pool)
-            }
-            Reply::Job(word, key) => {
-                let Queue { jobs, bodies, .. } = queue;
-                let job = &jobs[*key];
-                write_job(*word, job.id, BodyRef::Stored(&job.body), output, pool, bodies)
             }
             Reply::LongList(text) => {
                 let len = (text.len() - CR_LF.len()) as u64;
