@@ -43,7 +43,7 @@ pub struct HashSlab<K, T> {
 }
 
 /// The least number of chains, once there are as many. A queue of few jobs splits and merges none.
-const MIN_CHAINS: usize = 64;
+const MIN_CHAINS: usize = 1024;
 /// The number of heads in a page: see [`PAGE_BYTES`].
 const PAGE_LEN: usize = PAGE_BYTES / size_of::<u32>();
 
