@@ -292,6 +292,7 @@ impl Member {
         let (mut counted_len, mut refuses_puts) = (0, false);
         nodes.next_node();
         loop {
+            let stored_len = self.shared.state().stored_len;
             let (mut size, mut used) = (None, 0);
             for _ in 0..nodes.count() {
                 if let Ok(status) = nodes.ask(|node| node.status()).await {
@@ -301,20 +302,20 @@ impl Member {
                 }
             }
             if let Some(size) = size {
-                let refused_puts = refuses_puts;
-                (counted_len, refuses_puts) =
+                let (recent, refuses) =
                     note_size(&self.shared, self.etcd.quota, [size, used], counted_len);
-                match (refused_puts, refuses_puts) {
+                match (std::mem::replace(&mut refuses_puts, refuses), refuses) {
                     (false, true) => warn!(
-                        "etcd has {used} bytes in use and {size} in its database, near its quota of {}: \
-                         refusing puts, so that deletes work; compact and defragment etcd, or raise its \
-                         quota and --etcd-quota",
+                        "etcd has {size} bytes in its database, of which {used} and {recent} written \
+                         since are in use, near its quota of {}: refusing puts, so that deletes work; \
+                         compact and defragment etcd, or raise its quota and --etcd-quota",
                         self.etcd.quota
                     ),
                     (true, false) => warn!("etcd has space again: accepting puts"),
                     (false, false) | (true, true) => {}
                 }
             }
+            counted_len = stored_len;
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {
                 let old = Range { key: self.keys.leader(), revision: noted, ..Range::default() };
@@ -343,17 +344,16 @@ pub fn name_of(leader: &Pair) -> String {
 }
 
 /// Notes how much more may be written before puts are refused, given the size of the database and what of it is
-/// in use. That counts all changes that were stored at the look before, of this length: etcd counts changes some
-/// 100 ms after it has stored them. Returns the length for the next look, and whether puts are refused.
+/// in use. That has all changes that were stored at the look before, of this length: etcd counts a change some
+/// 100 ms after it has stored it. Returns the length of the changes since, and whether puts are refused.
 fn note_size(shared: &Shared, quota: u64, [size, used]: [u64; 2], counted_len: u64) -> (u64, bool) {
     let mut state = shared.state();
-    // Puts may have been refused since the last look.
+    // Perhaps since the last look.
     let refused = state.written_len >= state.puts_end;
     // etcd uses free pages again, but counts them.
-    let is_large = size >= quota / 16 * 15;
-    let room = if is_large { 0 } else { (quota / 8 * 7).saturating_sub(used) };
-    state.puts_end = if room == 0 { 0 } else { counted_len + room };
-    (state.stored_len, refused || state.written_len >= state.puts_end)
+    let has_room = used < quota / 8 * 7 && size < quota / 16 * 15;
+    state.puts_end = if has_room { counted_len + quota / 8 * 7 - used } else { 0 };
+    (state.written_len - counted_len, refused || state.written_len >= state.puts_end)
 }
 
 impl Lease {
