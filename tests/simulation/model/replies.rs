@@ -261,15 +261,9 @@ impl Job {
         )
     }
 
-    /// Returns the state and the seconds left, as `stats-job` shows them. What begins between two commands, as a
-    /// reservation when another client closes, may begin a little later than in the model.
+    /// Returns the state and the seconds left, as `stats-job` shows them.
     pub(super) fn shown_state(&self, now: u64, shows: impl FnOnce() -> u64) -> (&'static str, u64) {
-        let left = |at: u64| {
-            let left = at.saturating_sub(now);
-            let secs = left / SECOND;
-            let may_be_more = left % SECOND + MAX_LATER_NS >= SECOND;
-            if may_be_more && shows() == secs + 1 { secs + 1 } else { secs }
-        };
+        let left = |at: u64| shown_secs(now, at, shows);
         match self.state {
             State::Ready => ("ready", 0),
             State::Delayed { due } => ("delayed", left(due)),
@@ -317,25 +311,22 @@ impl Call<'_> {
     }
 }
 
-/// The engine may be this much later than the model.
+/// The engine may be this much later than the model, or earlier: it gives the commands of an iteration, and the
+/// steps of a command, moments that differ by a nanosecond.
 const MAX_LATER_NS: u64 = 100_000;
 
 /// Returns the age of a job in seconds, or what the server `shows` where the model cannot know it.
-///
-/// The engine gives the commands of an iteration moments that differ by a nanosecond, so that a job may
-/// be created a little later than in the model.
 fn shown_age(job: &Job, now: u64, shows: impl FnOnce() -> u64) -> u64 {
     if job.is_age_unknown { shows() } else { shown_secs(job.created, now, shows) }
 }
 
-/// Returns the seconds since a moment, or one less if the server `shows` that and the moment may have been a
-/// little later.
-fn shown_secs(since: u64, now: u64, shows: impl FnOnce() -> u64) -> u64 {
-    let passed = now.saturating_sub(since);
-    let secs = passed / SECOND;
-    let may_be_less = secs > 0 && passed % SECOND < MAX_LATER_NS;
-    let is_less = may_be_less && shows() + 1 == secs;
-    if is_less { secs - 1 } else { secs }
+/// Returns the whole seconds between two moments, or what the server `shows` if that may be on the other side
+/// of a whole second.
+fn shown_secs(from: u64, to: u64, shows: impl FnOnce() -> u64) -> u64 {
+    let span = to.saturating_sub(from);
+    let (least, most) =
+        (span.saturating_sub(MAX_LATER_NS) / SECOND, (span + MAX_LATER_NS) / SECOND);
+    if least == most { least } else { shows().clamp(least, most) }
 }
 
 fn leading_number<T: FromStr>(bytes: &[u8]) -> Option<T> {
