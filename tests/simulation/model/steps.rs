@@ -294,6 +294,8 @@ impl Model {
 
     /// A closed connection gives back its next job, or its tubes. Returns `false` if there is none.
     pub fn close_step(&mut self, now: u64) -> bool {
+        // Not before the commands that ran before.
+        let now = now.max(self.last_command_at);
         let Some((own, _)) = self.closing.first() else { return false };
         let own = *own;
         let held = self.in_order(|job| job.reserved_by(own).map(|(_, seq)| seq));
