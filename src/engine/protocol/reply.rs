@@ -38,7 +38,7 @@ pub enum Word {
 }
 
 pub enum Reply {
-    /// None now: the connection is doing something, is closing, or has got it.
+    /// None now: the connection is doing something or is closing, or the reply is in its output already.
     Later,
     Word(Word),
     /// A word and a number, as in `INSERTED 1`.

@@ -351,8 +351,10 @@ fn note_size(shared: &Shared, quota: u64, [size, used]: [u64; 2], counted_len: u
     // Perhaps since the last look.
     let refused = state.written_len >= state.puts_end;
     // etcd uses free pages again, but counts them.
-    let has_room = used < quota / 8 * 7 && size < quota / 16 * 15;
-    state.puts_end = if has_room { counted_len + quota / 8 * 7 - used } else { 0 };
+    let is_large = size >= quota / 16 * 15;
+    let room = if is_large { 0 } else { (quota / 8 * 7).saturating_sub(used) };
+    // Without room it has come: no less is written than was stored.
+    state.puts_end = counted_len + room;
     (state.written_len - counted_len, refused || state.written_len >= state.puts_end)
 }
 

@@ -38,8 +38,9 @@ pub struct State {
     pub stored_batches: u64,
     /// etcd has no space for more.
     pub is_full: bool,
-    /// The bytes of all changes since the start, and of those that are stored: [`Change::len`](super::disk::Change::len).
+    /// The [length](super::disk::Change::len) of all changes since the start.
     pub written_len: u64,
+    /// That of the changes that are stored.
     pub stored_len: u64,
     /// Once that many are written, what etcd has left is kept for deletes.
     pub puts_end: u64,
