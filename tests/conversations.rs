@@ -168,8 +168,7 @@ fn play_into_the_model(script: &Script) -> Result<(), Failed> {
 fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Result<(), Failed> {
     const TRIES: u32 = 10;
     // No script asks for more precision.
-    let margin = if time_of(script).is_zero() { 1_000 } else { 50 };
-    let margin = Duration::from_millis(margin);
+    let margin = Duration::from_millis(if time_of(script).is_zero() { 1_000 } else { 50 });
     let c_version = match program {
         Program::C { version, .. } => Some(&**version),
         Program::Ours | Program::OnEtcd { .. } => None,

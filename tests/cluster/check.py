@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -548,14 +549,13 @@ def import_and_export(cluster):
         jobs_script(address, "fill", "filled")
     before = files(source)
     # A damaged binlog leaves the prefix as it was.
-    broken = pathlib.Path(workspace.path("broken"))
-    broken.mkdir()
-    for name, content in before.items():
-        broken.joinpath(name).write_bytes(content)
-    newest = max((path for path in broken.iterdir() if path.name.startswith("binlog.")), key=lambda it: it.stat().st_size)
-    newest.write_bytes(newest.read_bytes()[:60].ljust(300, b"\xff") + newest.read_bytes()[300:])
+    broken = shutil.copytree(source, workspace.path("broken"))
+    largest = max(pathlib.Path(broken).glob("binlog.*"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(60)
+        file.write(b"\xff" * 240)
     with nothing_written(cluster):
-        assert "damaged" in cluster.run("--import", str(broken), expect=REFUSED), "no word of the damage"
+        assert "damaged" in cluster.run("--import", broken, expect=REFUSED), "no word of the damage"
     cluster.run("--import", source)
     expect("the source", files(source), before)
     server = cluster.start()

@@ -311,9 +311,9 @@ impl Call<'_> {
     }
 }
 
-/// The engine may be this much later than the model, or earlier: it gives the commands of an iteration, and the
-/// steps of a command, moments that differ by a nanosecond.
-const MAX_LATER_NS: u64 = 100_000;
+/// The moments of the engine and of the model may be this far apart: the engine gives the commands of an
+/// iteration, and the steps of a command, moments that differ by a nanosecond.
+const MOST_APART_NS: u64 = 100_000;
 
 /// Returns the age of a job in seconds, or what the server `shows` where the model cannot know it.
 fn shown_age(job: &Job, now: u64, shows: impl FnOnce() -> u64) -> u64 {
@@ -325,7 +325,7 @@ fn shown_age(job: &Job, now: u64, shows: impl FnOnce() -> u64) -> u64 {
 fn shown_secs(from: u64, to: u64, shows: impl FnOnce() -> u64) -> u64 {
     let span = to.saturating_sub(from);
     let (least, most) =
-        (span.saturating_sub(MAX_LATER_NS) / SECOND, (span + MAX_LATER_NS) / SECOND);
+        (span.saturating_sub(MOST_APART_NS) / SECOND, (span + MOST_APART_NS) / SECOND);
     if least == most { least } else { shows().clamp(least, most) }
 }
 
