@@ -50,11 +50,6 @@ fn replay() {
 }
 
 #[test]
-fn options() {
-    feed("options", 3_000);
-}
-
-#[test]
 fn every_finding_is_in_the_readme() {
     let findings = Path::new(FOLDER).join("findings");
     let readme = std::fs::read_to_string(findings.join("README.md"));

@@ -466,15 +466,12 @@ fn close_while_another_waits() {
 #[test]
 fn clients_that_hold_all_descriptors_do_not_stop_the_binlog() {
     let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("socket");
-    let listen = format!("unix:{}", socket.display());
-    let flags = ["-l", &listen, "-s", "8192", "-b", path(&directory)];
-    let daemon = Daemon::spawn(process::script(r#"ulimit -n 40; exec "$0" "$@""#, &flags));
-    let client = Client::over(connect_when_ready(&unix(&socket)));
-    let mut served = Served { daemon, client };
+    let flags = ["-s", "8192", "-b", path(&directory)];
+    let (daemon, address) = Daemon::with_limit("-n 40", &flags);
+    let mut served = Served { daemon, client: Client::connect(address) };
     served.put("first");
     // More than the server has descriptors for; the rest wait to be accepted.
-    let _crowd: Vec<Socket> = (0..60).map(|_| connect(unix(&socket))).collect();
+    let _crowd: Vec<Socket> = (0..60).map(|_| connect(address)).collect();
     for _ in 0..600 {
         let id = served.put(&"x".repeat(100));
         assert_eq!(served.ask(&format!("delete {id}")), "DELETED");

@@ -24,7 +24,7 @@ mod scenarios;
 mod server;
 
 use getopts::{Matches, Options};
-use harness::program;
+use harness::process::raise_open_files;
 use report::{Row, Series};
 use scenarios::Scenario;
 use serde_json::json;
@@ -78,9 +78,14 @@ fn run(arguments: &[String]) -> Result<(), String> {
         return Ok(());
     }
     let counts_instructions = matches.opt_present("instructions");
-    let mut all = scenarios::all();
-    all.retain(|scenario| scenario.counts_instructions == counts_instructions);
-    let scenarios = program::chosen(&matches, all, |scenario| &scenario.name)?;
+    let mut scenarios = scenarios::all();
+    scenarios.retain(|scenario| scenario.counts_instructions == counts_instructions);
+    let only = matches.opt_strs("only");
+    let is_named = |text: &String| scenarios.iter().any(|it| it.name.contains(text));
+    if let Some(text) = only.iter().find(|text| !is_named(text)) {
+        return Err(format!("--only {text}: no scenario has this in its name"));
+    }
+    scenarios.retain(|it| only.is_empty() || only.iter().any(|text| it.name.contains(text)));
     if matches.opt_present("list") {
         for scenario in &scenarios {
             println!("{:22} {}", scenario.name, scenario.what);
@@ -94,7 +99,8 @@ fn run(arguments: &[String]) -> Result<(), String> {
 }
 
 fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
-    let rounds: Option<usize> = program::number(matches, "rounds")?;
+    let rounds = matches.opt_get::<usize>("rounds");
+    let rounds = rounds.map_err(|error| format!("--rounds: {error}"))?;
     if rounds == Some(0) || matches.free.is_empty() {
         return Err("name at least one server, and at least one round".to_owned());
     }
@@ -105,7 +111,7 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
     if machine::CORES.len() == 1 {
         eprintln!("bench: server and client share the only core: latencies mean nothing here");
     }
-    let open_files = program::raise_open_files();
+    let open_files = raise_open_files();
     let versions = programs.iter().map(|program| (&program.name, &program.version));
     let mut document = json!({ "servers": versions.collect::<BTreeMap<_, _>>(), "scenarios": {} });
     for scenario in scenarios {

@@ -9,47 +9,24 @@ command is sent, and after its reply has come. With -v it prints the functions i
 import collections
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
-# What is sent before a walk, what is walked through, and the end of its reply.
+sys.path.append(os.path.join(ROOT, "tests/harness"))
+from beanstalk import Connection
+
+PUT = ("put 0 0 9 5", b"hello")
+# What is sent before a walk, what is walked through, and the first word of its reply.
 WALKS = [
-    ("put", b"", b"put 0 0 9 5\r\nhello\r\n", b"INSERTED 3\r\n"),
-    ("reserve", b"", b"reserve\r\n", b"hello\r\n"),
-    ("delete", b"", b"delete 1\r\n", b"DELETED\r\n"),
+    ("put", (), PUT, "INSERTED"),
+    ("reserve", (), "reserve", "RESERVED"),
+    ("delete", (), "delete 1", "DELETED"),
     # A put of another client wakes a worker that waits.
-    ("wake", b"watch woken\r\nignore default\r\nreserve\r\n", b"put-in-tube woken 0 0 9 1\r\nx\r\n", b"x\r\n"),
+    ("wake", ("watch woken", "ignore default", "reserve"), ("put-in-tube woken 0 0 9 1", b"x"), "RESERVED"),
 ]
-PATIENCE_SECS = 60
-
-
-def connect(path):
-    """Returns a connection, once the server listens."""
-    end = time.monotonic() + PATIENCE_SECS
-    while True:
-        client = socket.socket(socket.AF_UNIX)
-        client.settimeout(PATIENCE_SECS)
-        try:
-            client.connect(path)
-            return client
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-
-
-def read_to(client, end):
-    """Reads up to this end of a reply."""
-    reply = b""
-    while not reply.endswith(end):
-        part = client.recv(65536)
-        if not part:
-            sys.exit(f"the server has closed the connection after {reply!r}")
-        reply += part
 
 
 def own_functions(dump):
@@ -84,16 +61,18 @@ def main():
         process = subprocess.Popen(command + [server, "-l", f"unix:{path}"])
         control = ["callgrind_control", "--zero", str(process.pid)]
         try:
-            clients = [connect(path), connect(path)]
+            client, worker = (Connection.when_listening(f"unix:{path}") for _ in range(2))
             for _ in range(2):
-                clients[0].sendall(b"put 0 0 9 5\r\nhello\r\n")
-                read_to(clients[0], b"\r\n")
-            for number, (name, before, walked, end) in enumerate(WALKS):
-                clients[1].sendall(before)
+                client.must("INSERTED", *PUT)
+            for number, (name, before, walked, word) in enumerate(WALKS):
+                worker.send(*before)
+                for _ in before[:-1]:
+                    worker.reply()
                 time.sleep(1)
                 subprocess.run(control, check=True, stdout=subprocess.DEVNULL)
-                clients[0].sendall(walked)
-                read_to(clients[1 if before else 0], end)
+                client.send(walked)
+                words, _ = (worker if before else client).reply()
+                assert words[0] == word, words
                 dump = ["callgrind_control", f"--dump={name}", str(process.pid)]
                 subprocess.run(dump, check=True, stdout=subprocess.DEVNULL)
                 found = own_functions(f"{dumps}.{number + 1}")
@@ -104,7 +83,7 @@ def main():
                         print(f"  {file}: {', '.join(sorted(found[file]))}")
         finally:
             process.terminate()
-            process.wait(PATIENCE_SECS)
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -96,37 +96,24 @@ fn fill(producer: &mut Client, mut put: impl FnMut(u32) -> String) -> u64 {
     producer.stat("total-jobs")
 }
 
-/// Returns a put of a job with a key of `con:` of its own.
-fn put_with_group(number: u32, delay: u32) -> String {
-    format!("put 0 {delay} 600 200 con:k{number}\r\n{}\r\n", "x".repeat(200))
-}
-
 fn wait_for_delays(producer: &mut Client, jobs: u64) {
     wait_until("all delays have ended", || producer.stat("current-jobs-ready") == jobs);
 }
 
 #[test]
 fn jobs_with_groups_fill_the_memory_and_can_all_be_reserved() {
-    let (_daemon, address) = start();
-    let mut producer = Client::connect(address);
-    let jobs = fill(&mut producer, |number| put_with_group(number, 0));
-    let mut worker = Client::connect(address);
-    for _ in 0..jobs {
-        let id = worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").unwrap();
-        worker.expect(format!("delete {id}\r\n"), "DELETED");
-    }
-}
-
-#[test]
-fn jobs_with_groups_come_back_without_memory() {
-    let (_daemon, address) = start();
-    let mut producer = Client::connect(address);
-    let jobs = fill(&mut producer, |number| put_with_group(number, 2));
-    wait_for_delays(&mut producer, jobs);
-    let mut worker = Client::connect(address);
-    for _ in 0..jobs {
-        let id = worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").unwrap();
-        worker.expect(format!("delete {id}\r\n"), "DELETED");
+    for delay in [0, 2] {
+        let (_daemon, address) = start();
+        let mut producer = Client::connect(address);
+        let body = "x".repeat(200);
+        let put = |number| format!("put 0 {delay} 600 200 con:k{number}\r\n{body}\r\n");
+        let jobs = fill(&mut producer, put);
+        wait_for_delays(&mut producer, jobs);
+        let mut worker = Client::connect(address);
+        for _ in 0..jobs {
+            let id = worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").unwrap();
+            worker.expect(format!("delete {id}\r\n"), "DELETED");
+        }
     }
 }
 

@@ -35,7 +35,7 @@ status=0
 for target in $targets; do
 	mkdir -p "$home/corpus/$target" "$home/failed"
 	case $target in
-	command | options) longest=300 ;;
+	command) longest=300 ;;
 	*) longest=4096 ;;
 	esac
 	echo "$target: $seconds seconds"

@@ -16,7 +16,6 @@ pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
             script::all().iter().map(history_of).chain((0..60).map(history_of_seed)).collect()
         }
         "replay" => programs(),
-        "options" => COMMAND_LINES.map(|line| line.replace(' ', "\0").into_bytes()).to_vec(),
         _ => panic!("there is no target {target}"),
     }
 }
@@ -35,28 +34,13 @@ fn lines() -> Vec<Vec<u8>> {
 /// The words of commands and those of their arguments, with the spaces between them.
 pub(crate) fn words() -> [Vec<Vec<u8>>; 2] {
     let mut words = [BTreeSet::new(), BTreeSet::new()];
-    let others = [&COMMAND_LINES[..], &EVENTS].concat();
-    let others: Vec<Vec<u8>> = others.iter().map(|line| line.as_bytes().to_vec()).collect();
-    for line in lines().iter().chain(&others) {
+    for line in lines().into_iter().chain(EVENTS.map(|event| event.as_bytes().to_vec())) {
         for (place, word) in line.split_inclusive(|&byte| byte == b' ').enumerate() {
             words[place.min(1)].insert(word.to_vec());
         }
     }
     words.map(|words| words.into_iter().filter(|word| (1..24).contains(&word.len())).collect())
 }
-
-/// Arguments with spaces between them.
-const COMMAND_LINES: [&str; 9] = [
-    "-l 127.0.0.1 -p 11300 -b jobs -f 0 -s 4097 -z 1073741825 -u nobody -VVV -c -n",
-    "-Fl unix:socket",
-    "--listen=::1 --port 0 --max-job-size=10 --no-fsync --verbose",
-    "--check -b jobs",
-    "--dump --binlog-dir=jobs",
-    "-h",
-    "-v",
-    "-p11300 what",
-    "-f 4294967295 -s 0 -s 4294967295 -z 64K --max-memory 17179869184G",
-];
 
 /// Events with numbers that are seldom drawn, each behind the end of a line.
 const EVENTS: [&str; 16] = [

@@ -14,7 +14,6 @@
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes, or acknowledges changes late |
 //! | [`record`] | records of the binlog as bytes, written without the server's code |
 //! | [`script`] | conversations: text files to requests and expected replies |
-//! | [`program`] | flags of the benchmark, and the limit of open files |
 //!
 //! Nothing here waits for a time: [`wait_until`] and all reads and writes end after [`PATIENCE`].
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
@@ -27,7 +26,6 @@ pub mod etcd;
 pub mod fake_disk;
 pub mod instance;
 pub mod process;
-pub mod program;
 pub mod record;
 pub mod reply;
 pub mod request;

@@ -6,7 +6,7 @@
 
 use super::client::try_connect;
 use super::{PATIENCE, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use socket2::{SockAddr, Socket};
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -86,6 +86,17 @@ pub fn run_command(mut command: Command) -> Output {
         panic!("{command:?} has not exited within {PATIENCE:?}");
     };
     output.expect("a child can be waited for")
+}
+
+/// Raises the limit of open files of this process, and of servers that inherit it, as far as the system
+/// allows. Returns the limit.
+pub fn raise_open_files() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    // None means no limit.
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => maximum.unwrap_or(u64::MAX),
+        Err(_) => current.unwrap_or(u64::MAX),
+    }
 }
 
 pub fn text(bytes: &[u8]) -> &str {

@@ -45,6 +45,26 @@ needs() {
 	done
 }
 
+# Runs the rest of the script with a network, processes and mounts of its own, so that no other program has its
+# ports and all that it starts ends with it: needs SECONDS 'what is not tested then' and the script's arguments
+in_own_network() {
+	patience=$1
+	untested=$2
+	shift 2
+	if [ "${IN_OWN_NETWORK:-}" = yes ]; then
+		# The loopback device is down until SIOCSIFFLAGS sets IFF_UP and IFF_RUNNING.
+		python3 -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x41))'
+		return
+	fi
+	as_root=
+	[ "$(id -u)" = 0 ] || as_root='--user --map-root-user'
+	own="unshare $as_root --mount --net --pid --mount-proc --fork --kill-child"
+	$own true 2>/dev/null || skip_all "no network of its own is allowed, $untested"
+	IN_OWN_NETWORK=yes $own timeout "$patience" sh "$0" "$@" || exit 1
+	exit 0
+}
+
 # Returns whether a program is C beanstalkd.
 is_c() {
 	"$1" -v 2>/dev/null | grep -qx 'beanstalkd [0-9.]*'

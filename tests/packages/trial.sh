@@ -11,19 +11,7 @@ server=$(realpath "$1")
 . tests/packages/common.sh
 
 needs 'the trial of the cluster is not run' etcd haproxy pgrep prometheus python3 unshare
-if [ "${IN_OWN_NETWORK:-}" != yes ]; then
-	as_root=
-	[ "$(id -u)" = 0 ] || as_root='--user --map-root-user'
-	own_network="unshare $as_root --net --pid --mount-proc --fork --kill-child"
-	$own_network true 2>/dev/null ||
-		skip_all 'no network of its own is allowed, the trial of the cluster is not run'
-	IN_OWN_NETWORK=yes $own_network timeout 300 sh "$0" "$server" || exit 1
-	exit 0
-fi
-
-# The loopback device is down until SIOCSIFFLAGS sets IFF_UP and IFF_RUNNING.
-python3 -c 'import fcntl, socket, struct
-fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x41))'
+in_own_network 300 'the trial of the cluster is not run' "$server"
 
 block dist/README.md '### A cluster on one machine'
 [ "$(wc -l <"$scratch/block")" = 5 ] || fail 'dist/README.md has no five commands for one machine'

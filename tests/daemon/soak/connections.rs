@@ -2,8 +2,7 @@
 
 use super::Run;
 use crate::harness::client::Client;
-use crate::harness::process::Daemon;
-use crate::harness::program::raise_open_files;
+use crate::harness::process::{Daemon, raise_open_files};
 use crate::harness::{cannot_test, wait_until};
 
 const WANTED: usize = 10_000;

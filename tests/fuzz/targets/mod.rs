@@ -7,18 +7,16 @@
 
 pub mod command;
 pub mod connection;
-pub mod options;
 pub mod program;
 pub mod replay;
 
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 3] = [
     ("command", command::run),
     ("connection", connection::run),
     ("replay", replay::run),
-    ("options", options::run),
 ];
 
 pub fn named(name: &str) -> fn(&[u8]) {
