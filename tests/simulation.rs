@@ -39,6 +39,9 @@ use std::time::{Duration, Instant};
 const STEPS: u64 = 3_000;
 /// `cargo test` makes the runs of this many seeds, always the same ones.
 const SEEDS: u64 = 200;
+/// Runs in which each step of the disk is judged, and the events of each.
+const STEPWISE_SEEDS: u64 = 24;
+const STEPWISE_STEPS: u64 = 400;
 /// The longest line that is printed.
 const LINE_LEN: usize = 200;
 
@@ -52,6 +55,22 @@ fn histories_of_the_first_seeds() {
         runs.into_iter().map(|run| run.join().expect("a seed has failed, see above")).sum()
     });
     assert!(steps > SEEDS * STEPS * 9 / 10, "only {steps} events were applied");
+}
+
+/// What is acknowledged survives a kill, and what is synced a power cut, at each step of the disk.
+#[test]
+fn a_crash_at_each_step_loses_nothing() {
+    for seed in 0..STEPWISE_SEEDS {
+        let mut generator = Generator::of_records(seed);
+        let mut simulation = Simulation::new(generator.setup).unwrap();
+        simulation.judges_steps = true;
+        for step in 0..STEPWISE_STEPS {
+            let event = generator.next(&simulation);
+            if let Err(failure) = shrink::apply(&mut simulation, &event) {
+                panic!("{}", cut_lines(&format!("seed {seed}, step {step}, {event}: {failure}")));
+            }
+        }
+    }
 }
 
 #[test]

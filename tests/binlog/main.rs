@@ -4,7 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`cold`] | bodies that are read back late, or wrong |
-//! | [`crash`] | kills and power cuts at every step, and syncs that fail |
+//! | [`crash`] | syncs that bound what a crash loses |
 //! | [`space`] | disk use |
 //! | [`full`] | full disks, and disks that fail |
 //! | [`damage`] | damaged files |

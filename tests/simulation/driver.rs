@@ -71,6 +71,8 @@ pub struct Simulation {
     pub starts: u64,
     /// What each client has read, if the caller asks for it.
     sent: Option<Vec<(ClientNumber, Vec<u8>)>>,
+    /// A crash at each step of the disk is judged.
+    pub judges_steps: bool,
 }
 
 /// What syncs have made durable, on a disk that syncs in the background.
@@ -153,6 +155,7 @@ impl Simulation {
             orders: Orders::default(),
             starts: 1,
             sent: None,
+            judges_steps: false,
         })
     }
 
@@ -273,7 +276,7 @@ impl Simulation {
                 // The disk wakes the loop.
                 self.begin_iteration()?;
             }
-            Event::EndSync => self.end_sync(),
+            Event::EndSync => self.end_sync()?,
             Event::LoseLeadership(seed) => {
                 self.disk.refuse(&mut fastrand::Rng::with_seed(*seed));
             }
@@ -430,6 +433,7 @@ impl Simulation {
         if std::mem::take(&mut self.model.refusals) > 0 && !self.may_lack_space() {
             return Err("OUT_OF_MEMORY, but the disk has no limit and works".to_owned());
         }
+        self.judge_each_step()?;
         self.note_commit()?;
         let flushed = self.driver.flush();
         self.follow_flush(&flushed)?;
@@ -480,13 +484,16 @@ impl Simulation {
     }
 
     /// The disk ends the background sync.
-    fn end_sync(&mut self) {
+    fn end_sync(&mut self) -> Result<(), Failure> {
+        let is_synced = self.disk.let_sync_end();
+        self.judge_each_step()?;
         let syncs = &mut self.syncs;
-        if self.disk.let_sync_end() {
+        if is_synced {
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
         } else {
             syncs.has_failed = true;
         }
+        Ok(())
     }
 
     /// Notes which replies wait for the changes until now.

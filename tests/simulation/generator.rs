@@ -72,6 +72,8 @@ struct Profile {
 
 /// They show how many connections watch or use a tube, close one, or free jobs in the same ticks.
 const KNOWS_WATCHES: [&str; 4] = ["stats-tube", "quit", "flush-tube", "flush-buried"];
+/// They make records and garbage.
+const RECORDED: [&str; 6] = ["put", "delete", "reserve-job", "release", "bury", "kick-job"];
 const FLUSHES: [&str; 2] = ["flush-tube", "flush-buried"];
 
 /// Lines that are no commands, or commands with unusual arguments.
@@ -163,6 +165,30 @@ impl Generator {
         (it.times, it.disconnects, it.read_limits, it.bursts) = (0, 0, 0, 0);
         (it.crashes, it.disk_limits, it.clock_offsets, it.drains) = (0, 0, 0, 0);
         (it.acknowledgements, it.ends) = (0, 0);
+        generator
+    }
+
+    /// Generates histories of a binlog of many small files, which a client fills and empties. Syncs are
+    /// before each reply, soon, soon and in the background, or never.
+    pub fn of_records(seed: u64) -> Generator {
+        const SETUPS: [&str; 4] = [
+            "setup 65535 file-size 4096 sync-within 0",
+            "setup 65535 file-size 8192 sync-within 8000000",
+            "setup 65535 file-size 8192 sync-within 8000000 threads",
+            "setup 65535 file-size 4096",
+        ];
+        let mut generator = Generator::new(seed);
+        let index = usize::try_from(seed % 4).expect("it is small");
+        generator.setup = SETUPS[index].parse().expect("it is a setup");
+        (generator.keeper, generator.is_timeless) = (None, false);
+        generator.next.clear();
+        let it = &mut generator.profile;
+        it.commands.retain(|(command, _)| RECORDED.contains(&command.word));
+        it.commands.iter_mut().for_each(|(_, weight)| *weight += 10);
+        (it.jobs, it.body_len, it.has_large_bodies, it.is_deep) = (30, 3_000, false, false);
+        (it.iteration_ends, it.pieces, it.malformed, it.bursts) = (60, 0, 0, 0);
+        (it.times, it.acknowledgements, it.ends) = (60, 0, if index == 2 { 100 } else { 0 });
+        (it.crashes, it.disk_limits, it.clock_offsets) = (0, 0, 0);
         generator
     }
 

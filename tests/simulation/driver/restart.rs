@@ -5,7 +5,9 @@ use super::super::journal::{End, FoundJob, Journal, Verdict};
 use super::super::model::{Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::command_named;
 use super::{Failure, Simulation, Syncs, TICK, nanos, options};
-use crate::harness::driver::{Client, Driver, End as EndOfClient, is_of_first_file};
+use crate::harness::driver::{
+    Client, Driver, End as EndOfClient, Recovered, damage, is_of_first_file,
+};
 use crate::harness::reply::{Frame, frame};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,16 +96,8 @@ impl Simulation {
         let recovered = self.driver.recovered;
         let mut inspector = Inspector::default();
         inspector.connect(&mut self.driver);
-        let mut jobs = self.judge(&mut inspector, end, crash.flipped_bits)?;
-        if recovered.jobs != jobs.count() {
-            let count = jobs.count();
-            return Err(format!("the server has {} jobs\n  expected: {count}", recovered.jobs));
-        }
-        let durable_id = self.journal.highest_durable_id(end);
-        if recovered.last_id < durable_id && crash.flipped_bits == 0 {
-            let id = recovered.last_id;
-            return Err(format!("the next id is above {id}\n  expected: above {durable_id}"));
-        }
+        let mut jobs =
+            judge(&self.journal, &mut self.driver, &mut inspector, end, crash.flipped_bits)?;
         // The model cannot know when these jobs were put or become due.
         for (id, found) in &jobs.unknown {
             if inspector.delete(&mut self.driver, *id, found.tube()) != "DELETED" {
@@ -161,56 +155,28 @@ impl Simulation {
         Ok(())
     }
 
-    /// Compares all jobs with what may be there after such an end. Each flipped bit may have changed
-    /// one job, but not its tube or body, or have undone a flush.
-    fn judge(
-        &mut self,
-        inspector: &mut Inspector,
-        end: End,
-        flipped_bits: u32,
-    ) -> Result<Judged, Failure> {
-        let Simulation { journal, driver, .. } = self;
-        let now = driver.now.as_nanos();
-        let is_never_synced = end == End::PowerCut { synced_within: None };
-        let max_of_bits = flipped_bits as usize * journal.jobs_of_a_bit();
-        let max_wrong = if is_never_synced { usize::MAX } else { max_of_bits };
-        let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
-        let mut judged = Judged::default();
-        let mut wrong = Vec::new();
-        for id in ids {
-            let found = inspector.find(driver, id);
-            match journal.judge(id, found.as_ref(), end, now) {
-                Verdict::Expected(possible) => judged.known.push((id, possible)),
-                Verdict::Gone => {}
-                Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
-                Verdict::Wrong(why) => {
-                    if let Some(found) = found {
-                        if !journal.is_intact(id, &found) {
-                            return Err(why);
-                        }
-                        judged.unknown.push((id, found));
-                    }
-                    wrong.push(why);
+    /// Starts a server on what a kill or a power cut would have left at each step of the disk since the last
+    /// call, and judges its jobs, if the run asks for it. A kill leaves no damage.
+    pub(super) fn judge_each_step(&self) -> Result<(), Failure> {
+        let history = if self.judges_steps { self.disk.take_history() } else { Vec::new() };
+        for disk in history {
+            let seed = disk.counts().changes;
+            let after_power_cut = disk.after_end(Some(&mut fastrand::Rng::with_seed(seed)));
+            for (mut disk, power_cut) in [(after_power_cut, Some(seed)), (disk, None)] {
+                let end = self.end(power_cut);
+                let report = if end == End::Killed { damage(&mut disk) } else { None };
+                if let Some(report) = report {
+                    return Err(format!("a kill has damaged the files: {report}"));
                 }
+                let driver =
+                    Driver::start(options(&self.setup), Some(disk.boxed()), self.driver.now);
+                let mut driver = driver.map_err(|error| format!("after a step: {error}"))?;
+                let mut inspector = Inspector::default();
+                inspector.connect(&mut driver);
+                judge(&self.journal, &mut driver, &mut inspector, end, 0)?;
             }
         }
-        if max_wrong == 0 {
-            let ids: BTreeSet<u64> = judged
-                .known
-                .iter()
-                .map(|(id, _)| *id)
-                .chain(judged.unknown.iter().map(|(id, _)| *id))
-                .collect();
-            journal.check_flushes(&ids, end)?;
-        }
-        if wrong.len() > max_wrong {
-            return Err(format!(
-                "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
-                wrong.len(),
-                wrong[0]
-            ));
-        }
-        Ok(judged)
+        Ok(())
     }
 
     /// Starts a server on the files of the disk. If it does not start on a full disk, it is started
@@ -228,6 +194,66 @@ impl Simulation {
         self.driver.check();
         Ok(())
     }
+}
+
+/// Compares all jobs of a server that has just started with what may be there after such an end. Each flipped
+/// bit may have changed one job, but not its tube or body, or have undone a flush.
+fn judge(
+    journal: &Journal,
+    driver: &mut Driver,
+    inspector: &mut Inspector,
+    end: End,
+    flipped_bits: u32,
+) -> Result<Judged, Failure> {
+    let now = driver.now.as_nanos();
+    let is_never_synced = end == End::PowerCut { synced_within: None };
+    let max_of_bits = flipped_bits as usize * journal.jobs_of_a_bit();
+    let max_wrong = if is_never_synced { usize::MAX } else { max_of_bits };
+    let ids = if max_wrong > 0 { journal.all_ids() } else { journal.candidates() };
+    let mut judged = Judged::default();
+    let mut wrong = Vec::new();
+    for id in ids {
+        let found = inspector.find(driver, id);
+        match journal.judge(id, found.as_ref(), end, now) {
+            Verdict::Expected(possible) => judged.known.push((id, possible)),
+            Verdict::Gone => {}
+            Verdict::Ambiguous => judged.unknown.extend(found.map(|found| (id, found))),
+            Verdict::Wrong(why) => {
+                if let Some(found) = found {
+                    if !journal.is_intact(id, &found) {
+                        return Err(why);
+                    }
+                    judged.unknown.push((id, found));
+                }
+                wrong.push(why);
+            }
+        }
+    }
+    if max_wrong == 0 {
+        let ids: BTreeSet<u64> = judged
+            .known
+            .iter()
+            .map(|(id, _)| *id)
+            .chain(judged.unknown.iter().map(|(id, _)| *id))
+            .collect();
+        journal.check_flushes(&ids, end)?;
+    }
+    if wrong.len() > max_wrong {
+        return Err(format!(
+            "{} jobs are wrong after {flipped_bits} flipped bits; the first: {}",
+            wrong.len(),
+            wrong[0]
+        ));
+    }
+    let (Recovered { jobs, last_id, .. }, count) = (driver.recovered, judged.count());
+    if jobs != count {
+        return Err(format!("the server has {jobs} jobs\n  expected: {count}"));
+    }
+    let durable_id = journal.highest_durable_id(end);
+    if last_id < durable_id && flipped_bits == 0 {
+        return Err(format!("the next id is above {last_id}\n  expected: above {durable_id}"));
+    }
+    Ok(judged)
 }
 
 /// The jobs after a restart.
