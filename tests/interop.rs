@@ -10,7 +10,6 @@ use harness::request::put;
 use harness::{skip, yaml};
 use rustix::process::{Resource, Rlimit, Signal};
 use socket2::Socket;
-use std::collections::BTreeMap;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -89,60 +88,6 @@ fn limit_file_size(daemon: &Daemon, bytes: u64) {
 }
 
 // ---- C beanstalkd and back ----
-
-/// Each server finds the jobs that the ones before it have left.
-#[test]
-fn c_beanstalkd_and_ours_take_turns_on_one_directory() {
-    let Some(c) = process::c_beanstalkd() else {
-        return skip("C beanstalkd is not installed");
-    };
-    let (ours, flags) = (Path::new(BEANSTALKD), ["-f", "0", "-s", "8192"]);
-    let turns = [Signal::TERM, Signal::KILL].map(|signal| [(ours, signal), (c.as_path(), signal)]);
-    let directory = tempfile::tempdir().unwrap();
-    let mut kept: BTreeMap<u64, String> = BTreeMap::new();
-    for (round, (program, signal)) in turns.as_flattened().repeat(2).into_iter().enumerate() {
-        let mut served = serve(program, directory.path(), &flags);
-        for (id, job) in &kept {
-            assert_eq!(served.job(*id).as_ref(), Some(job), "round {round}, {}", program.display());
-        }
-        let buried = kept.values().filter(|job| job.starts_with("buried")).count();
-        assert_eq!(served.client.stat("current-jobs-buried"), buried as u64);
-        served.ask("use work");
-        for index in 0..20 {
-            let body = format!("job-{index}-of-round-{round}");
-            let id = served.put(&body);
-            assert!(kept.keys().all(|old| *old < id), "id {id} was assigned before");
-            served.ask(&format!("reserve-job {id}"));
-            let (command, reply, job) = match index % 4 {
-                0 => (format!("delete {id}"), "DELETED", None),
-                1 => (format!("bury {id} 6"), "BURIED", Some("buried work 6 0")),
-                2 => (format!("release {id} 7 9999"), "RELEASED", Some("delayed work 7 9999")),
-                _ => (format!("touch {id}"), "TOUCHED", Some("ready work 5 0")),
-            };
-            assert_eq!(served.ask(&command), reply);
-            kept.extend(job.map(|job| (id, format!("{job} 120 {body}"))));
-        }
-        // Some old jobs are deleted, and some are kicked.
-        let old: Vec<u64> = kept.keys().copied().take(6).collect();
-        for id in &old[..3] {
-            assert_eq!(served.ask(&format!("delete {id}")), "DELETED");
-            kept.remove(id);
-        }
-        for id in &old[3..] {
-            if served.ask(&format!("kick-job {id}")) == "KICKED" {
-                let job = kept.get_mut(id).unwrap();
-                *job = format!("ready {}", job.split_once(' ').unwrap().1);
-            }
-        }
-        if signal == Signal::KILL {
-            // The server is killed while it runs this; nothing of it is acknowledged.
-            served.client.send("put 0 0 1 5\r\nnever\r\n".repeat(7 * round));
-        }
-        served.end(signal);
-    }
-    assert!(kept.len() > 50, "only {} jobs", kept.len());
-    assert_sound(&directory);
-}
 
 /// One server of several on one directory: the jobs that it finds, and what it is asked then.
 struct Turn<'t> {

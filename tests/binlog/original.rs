@@ -148,33 +148,6 @@ fn buried_jobs_that_c_has_moved_keep_their_order() {
 }
 
 #[test]
-fn jobs_put_after_an_absurd_id_are_not_lost() {
-    for id in [u64::MAX / 2, u64::MAX - (1 << 40), u64::MAX - 5] {
-        let disk = disk_with_file(old_file(&[old(id, READY, 10, 0, "absurd\r\n")]));
-        let mut server = Instance::start(&disk, OPTIONS, FIXTURE_DAY);
-        let ids = ["first", "second"].map(|body| server.put(body).unwrap());
-        let mut again = Instance::start(&disk, OPTIONS, server.now);
-        assert_eq!(again.recovered.jobs, 3);
-        for id in ids {
-            assert!(again.ask(format!("peek {id}\r\n")).starts_with("FOUND"), "{id}");
-        }
-        assert!(!ids.contains(&again.put("third").unwrap()));
-    }
-}
-
-#[test]
-fn job_counters_wrap_to_zero() {
-    let job = Record { counts: [u32::MAX; 5], ..old(1, READY, 10, 0, "busy\r\n") };
-    let disk = disk_with_file(old_file(&[job]));
-    let mut server = Instance::start(&disk, Options::synced(4096), FIXTURE_DAY);
-    server.ask("reserve-job 1\r\nbury 1 10\r\nkick-job 1\r\nreserve-job 1\r\nrelease 1 10 0\r\n");
-    assert_eq!(server.job(1, COUNTS).unwrap(), "1 4294967295 0 0 0 busy");
-    server.ask("reserve-job 1\r\n");
-    server.advance(Nanos::from_secs(91));
-    assert_eq!(server.job(1, COUNTS).unwrap(), "2 0 0 0 0 busy");
-}
-
-#[test]
 fn due_times_of_version_5_beyond_version_7_stay_in_the_future() {
     // The moment, the last 8 bytes before the counts, is the latest one of version 5.
     let mut bytes = old_file(&[old(2, DELAYED, 20, 1000, "delayed\r\n")]);

@@ -6,11 +6,10 @@ use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::Instance;
 use crate::harness::record::{
     BURIED, DELAYED, DELETED, FLUSH_ALL, FLUSH_BURIED, FLUSHED_BURIED, HELD, READY, Record,
-    VERSION_7, file_head,
+    file_head,
 };
-use crate::harness::yaml::{field, number};
+use crate::harness::yaml::number;
 use crate::start;
-use std::collections::BTreeMap;
 
 const OPTIONS: Options = Options::synced(65_536);
 
@@ -79,56 +78,6 @@ fn large_counts_are_shown_and_come_back() {
             let names = ["reserves", "timeouts", "releases", "buries", "kicks"];
             assert_eq!(names.map(|name| number(&job, name)), counts);
         }
-    }
-}
-
-#[test]
-fn an_absurd_last_id_in_a_file_header_is_ignored() {
-    const HIGHEST_ID: u64 = u64::MAX - (1 << 40);
-    for (last_id, first) in [(u64::MAX, 1), (u64::MAX - 1, 1), (HIGHEST_ID + 1, 1), (8, 9)] {
-        let disk = disk_with_file(file_head(last_id, 7));
-        let mut server = Instance::start(&disk, OPTIONS, START);
-        assert_eq!(server.put("first"), Some(first));
-        let mut again = Instance::start(&disk, OPTIONS, server.now);
-        again.expect(format!("peek {first}\r\n"), &format!("FOUND {first} 5\r\nfirst\r\n"));
-    }
-}
-
-/// See beanstalkd-binlog(5). Delays of 100 and 300 seconds begin.
-#[test]
-fn due_times_follow_the_wall_clock_of_the_next_start() {
-    // How far the wall clock is ahead when the jobs are put; how far it is ahead or behind at the start;
-    // and the time left, in seconds.
-    for (ahead_at_put, ahead, behind, left) in [
-        (0, 50, 0, [49, 249]),
-        // The machine was suspended for an hour.
-        (3600, 3600, 0, [99, 299]),
-        // At most the full delay is left.
-        (0, 0, 40, [99, 299]),
-        (0, 0, 10_000, [99, 299]),
-        (0, 0, 1_699_999_999, [99, 299]),
-    ] {
-        let (disk, mut server) = start(OPTIONS);
-        server.set_wall_clock(START + Nanos::from_secs(ahead_at_put));
-        server.expect("put 0 100 9 1\r\na\r\n", "INSERTED 1\r\n");
-        server.expect("put 0 300 9 1\r\nb\r\n", "INSERTED 2\r\n");
-        let wall_clock = (server.now + Nanos::from_secs(ahead)).before(Nanos::from_secs(behind));
-        // It has no effect on a running server.
-        server.set_wall_clock(wall_clock);
-        let stats = ["stats-job 1\r\n", "stats-job 2\r\n"];
-        let jobs = stats.map(|ask| server.ask(ask));
-        assert_eq!(jobs.map(|job| number(&job, "time-left")), [99, 299]);
-        let mut again = Instance::start(&disk, OPTIONS, wall_clock);
-        let jobs = stats.map(|ask| again.ask(ask));
-        assert_eq!(jobs.each_ref().map(|job| number(job, "time-left")), left, "{ahead} {behind}");
-        let age = if ahead_at_put == 0 { u64::from(ahead) } else { 0 };
-        assert_eq!(number(&jobs[0], "age"), age, "{ahead} {behind}");
-        again.advance(Nanos::from_secs(100));
-        assert_eq!(field(&again.ask("stats-job 1\r\n"), "state"), Some("ready"));
-        // With the right clock the recorded times are in effect.
-        let right = START + Nanos::from_secs(ahead_at_put + 50);
-        let mut again = Instance::start(&disk, OPTIONS, right);
-        assert_eq!(number(&again.ask("stats-job 1\r\n"), "time-left"), 50);
     }
 }
 
@@ -227,25 +176,6 @@ fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
         ]);
         let server = Instance::start(&disk_with_file(bytes), OPTIONS, START);
         assert_eq!(server.recovered.jobs, 0, "{state:?}");
-    }
-}
-
-/// A crash has interrupted a flush of which no client has seen the end, and C beanstalkd, which skips
-/// the record of the flush, has moved one of its jobs to a newer file.
-#[test]
-fn a_job_that_c_beanstalkd_has_moved_after_a_flush_is_there_at_each_start() {
-    for kind in [FLUSH_ALL, FLUSH_BURIED] {
-        let flushed = file(&[job(1, "a", BURIED), job(2, "a", BURIED), flush(kind, "a")]);
-        let moved = [&VERSION_7[..], &job(1, "a", BURIED).v7(None)].concat();
-        let files = [("binlog.1".to_owned(), flushed), ("binlog.2".to_owned(), moved)];
-        let disk = FakeDisk::with_files(&BTreeMap::from(files));
-        for start in 0..3 {
-            let mut server = Instance::start(&disk, OPTIONS, START);
-            assert_eq!(server.recovered.jobs, 1, "{kind}, start {start}");
-            server.expect("peek 1\r\n", "FOUND 1 1\r\nx\r\n");
-            server.idle(10);
-        }
-        assert!(!disk.names().contains("binlog.1:"), "the record of the flush is still there");
     }
 }
 
