@@ -70,29 +70,21 @@ fn start(name: &str, flags: &[&str], watchdog_us: Option<&str>) -> (Daemon, Sock
 }
 
 const READY: &str = "READY=1\nSTATUS=0 jobs, 0 connections";
-const STOPPING: &str = "STOPPING=1\nSTATUS=stopping";
 
 #[test]
 fn the_service_manager_receives_the_status_of_the_server() {
-    let manager = Manager::new(false);
-    let (daemon, address) = start(&manager.name, &[], None);
-    manager.expect(READY);
-    let mut client = Client::connect(address);
-    client.expect(PUT, "INSERTED 1");
-    daemon.signal(Signal::USR1);
-    let status = "STATUS=1 job (1 ready), 1 connection, draining";
-    assert_eq!(manager.wait_for(status), format!("READY=1\n{status}"));
-    daemon.stop();
-    manager.expect(STOPPING);
-}
-
-#[test]
-fn the_service_manager_may_have_an_abstract_address() {
-    let manager = Manager::new(true);
-    let (daemon, _) = start(&manager.name, &[], None);
-    manager.expect(READY);
-    daemon.stop();
-    manager.expect(STOPPING);
+    for is_abstract in [false, true] {
+        let manager = Manager::new(is_abstract);
+        let (daemon, address) = start(&manager.name, &[], None);
+        manager.expect(READY);
+        let mut client = Client::connect(address);
+        client.expect(PUT, "INSERTED 1");
+        daemon.signal(Signal::USR1);
+        let status = "STATUS=1 job (1 ready), 1 connection, draining";
+        assert_eq!(manager.wait_for(status), format!("READY=1\n{status}"));
+        daemon.stop();
+        manager.expect("STOPPING=1\nSTATUS=stopping");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use crate::harness::client::Client;
 use crate::harness::process::Daemon;
 use crate::harness::wait_until;
+use crate::memory::put_many;
 use crate::{PUT, stat};
 use std::net::SocketAddr;
 
@@ -83,17 +84,9 @@ fn a_worker_is_served_after_another_client_frees_its_memory() {
     assert!(worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").is_some());
 }
 
-/// Sends these commands until there is no memory for a put; returns the number of jobs.
-fn fill(producer: &mut Client, mut put: impl FnMut(u32) -> String) -> u64 {
-    const AT_ONCE: u32 = 100;
-    for first in (0..).step_by(AT_ONCE as usize) {
-        producer.send((first..first + AT_ONCE).map(&mut put).collect::<String>());
-        let refused = (0..AT_ONCE).filter(|_| producer.line() == "OUT_OF_MEMORY").count();
-        if refused > 0 {
-            break;
-        }
-    }
-    producer.stat("total-jobs")
+/// Puts these jobs until there is no memory for one; returns their number.
+fn fill(producer: &mut Client, put: impl Fn(usize) -> String) -> u64 {
+    put_many(producer, usize::MAX, |number| put(number).into_bytes()).len() as u64
 }
 
 fn wait_for_delays(producer: &mut Client, jobs: u64) {
@@ -123,8 +116,7 @@ fn a_worker_connects_after_delays_have_ended_without_memory() {
     let mut producer = Client::connect(address);
     producer.expect("use mail\r\n", "USING mail");
     // The priorities descend, so that no job becomes ready behind the others.
-    let put = |number| format!("put {} 2 60 0\r\n\r\n", u32::MAX - number);
-    let jobs = fill(&mut producer, put);
+    let jobs = fill(&mut producer, |number| format!("put {} 2 60 0\r\n\r\n", 10_000_000 - number));
     wait_for_delays(&mut producer, jobs);
     let mut workers = [(); 3].map(|()| Client::connect(address));
     for (worker, number) in workers.iter_mut().zip(0..) {

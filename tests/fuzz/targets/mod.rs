@@ -13,11 +13,8 @@ pub mod replay;
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 3] = [
-    ("command", command::run),
-    ("connection", connection::run),
-    ("replay", replay::run),
-];
+pub const TARGETS: [Target; 3] =
+    [("command", command::run), ("connection", connection::run), ("replay", replay::run)];
 
 pub fn named(name: &str) -> fn(&[u8]) {
     TARGETS.iter().find(|(target, _)| *target == name).expect("it is a target").1
