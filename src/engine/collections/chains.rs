@@ -11,7 +11,7 @@
 //! ```
 //!
 //! An entry takes 4 bytes for its link, and 4 bytes for the head of a chain while the index grows (up to 8
-//! after removals). Nothing but the heads is allocated, in pages.
+//! after removals). Nothing but the heads is allocated.
 
 use super::slab::{NO_ENTRY, PAGE_BYTES, PagedSlab};
 use crate::engine::headroom::{self, Headroom};
@@ -33,23 +33,20 @@ pub trait Hashed {
 /// Entries of type `T` under keys of type `K`, found by hash. Several may have the same hash.
 pub struct HashSlab<K, T> {
     entries: PagedSlab<K, T>,
-    /// The numbers of the first entries of all chains, or [`NIL`]. All pages are full, except for the last
-    /// one with heads.
-    heads: Vec<Vec<u32>>,
-    /// The number of chains.
-    chains: usize,
+    /// The numbers of the first entries of all chains, or [`NIL`]. A large block is moved by remapping its pages.
+    heads: Vec<u32>,
     /// The highest power of two up to the number of chains, less one.
     mask: usize,
 }
 
 /// The least number of chains, once there are as many. A queue of few jobs splits and merges none.
 const MIN_CHAINS: usize = 1024;
-/// The number of heads in a page: see [`PAGE_BYTES`].
-const PAGE_LEN: usize = PAGE_BYTES / size_of::<u32>();
+/// Memory for so many chains is allocated and freed at once.
+const CHAINS_STEP: usize = PAGE_BYTES / size_of::<u32>();
 
 impl<K, T> Default for HashSlab<K, T> {
     fn default() -> HashSlab<K, T> {
-        HashSlab { entries: PagedSlab::default(), heads: Vec::new(), chains: 0, mask: 0 }
+        HashSlab { entries: PagedSlab::default(), heads: Vec::new(), mask: 0 }
     }
 }
 
@@ -60,8 +57,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     /// Returns an entry with this hash for which `matches` returns true, and its key.
     #[inline]
     pub fn find_by(&self, hash: u32, matches: impl Fn(&T) -> bool) -> Option<(K, &T)> {
-        let chain = self.chain_of(hash);
-        let mut number = self.heads.get(chain / PAGE_LEN)?.get(chain % PAGE_LEN).copied()?;
+        let mut number = *self.heads.get(self.chain_of(hash))?;
         while number != NIL {
             let key = K::from_number(number);
             let entry = &self.entries[key];
@@ -77,16 +73,10 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     #[inline]
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
         self.entries.try_reserve_one()?;
-        if self.chains < self.heads.len() * PAGE_LEN {
+        if self.heads.len() < self.heads.capacity() {
             return Ok(());
         }
-        let mut page = Vec::new();
-        headroom::leave(Headroom::Quarter, || {
-            self.heads.try_reserve(1)?;
-            page.try_reserve_exact(PAGE_LEN)
-        })?;
-        self.heads.push(page);
-        Ok(())
+        headroom::leave(Headroom::Quarter, || self.heads.try_reserve_exact(CHAINS_STEP))
     }
 
     /// Adds `entry` and returns its key.
@@ -96,7 +86,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     pub fn insert(&mut self, entry: T) -> K {
         let hash = entry.hash();
         let key = self.entries.insert(entry);
-        if self.chains < self.entries.len() {
+        if self.heads.len() < self.entries.len() {
             self.split();
         }
         self.push(self.chain_of(hash), key.number());
@@ -111,16 +101,16 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
         let removed = self.entries.remove(key).expect(NO_ENTRY);
         let next = removed.next().get();
         let chain = self.chain_of(removed.hash());
-        let mut before = std::mem::replace(self.head(chain), next);
+        let mut before = std::mem::replace(&mut self.heads[chain], next);
         if before != key.number() {
-            *self.head(chain) = before;
+            self.heads[chain] = before;
             while self.entries[K::from_number(before)].next().get() != key.number() {
                 before = self.entries[K::from_number(before)].next().get();
             }
             self.entries[K::from_number(before)].next().set(next);
         }
         for _ in 0..2 {
-            if self.chains > MIN_CHAINS && self.entries.len() < self.chains / 2 {
+            if self.heads.len() > MIN_CHAINS && self.entries.len() < self.heads.len() / 2 {
                 self.merge();
             }
         }
@@ -134,7 +124,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
 
     /// Returns the memory of the entries, of the vacant slots between them, and of the chains, in bytes.
     pub fn taken_bytes(&self) -> u64 {
-        self.entries.taken_bytes() + (self.chains * size_of::<u32>()) as u64
+        self.entries.taken_bytes() + size_of_val(&self.heads[..]) as u64
     }
 
     /// Checks the entries, and that the chains have exactly these.
@@ -144,11 +134,10 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     pub fn check(&self, what: fmt::Arguments<'_>) {
         self.entries.check(what);
         let len = self.entries.len();
-        assert!(self.chains >= len, "{what}: {} chains for {len} entries", self.chains);
-        let heads = self.heads.iter().map(Vec::len).sum::<usize>();
-        assert_eq!(heads, self.chains, "{what}: heads, and chains");
+        let chains = self.heads.len();
+        assert!(chains >= len, "{what}: {chains} chains for {len} entries");
         let mut linked = 0;
-        for (chain, &head) in self.heads.iter().flatten().enumerate() {
+        for (chain, &head) in self.heads.iter().enumerate() {
             let mut number = head;
             while number != NIL {
                 let entry = &self.entries[K::from_number(number)];
@@ -164,30 +153,27 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
 
     /// Adds a chain and moves the entries that belong there.
     fn split(&mut self) {
-        let (new, from) = (self.chains, self.chains & self.mask);
-        self.heads[new / PAGE_LEN].push(NIL);
-        self.chains += 1;
-        if self.chains == (self.mask + 1) * 2 {
+        let from = self.heads.len() & self.mask;
+        self.heads.push(NIL);
+        if self.heads.len() == (self.mask + 1) * 2 {
             self.mask = self.mask * 2 + 1;
         }
-        let first = std::mem::replace(self.head(from), NIL);
+        let first = std::mem::replace(&mut self.heads[from], NIL);
         self.link_all(first);
     }
 
     /// Removes the last chain and moves its entries back.
     fn merge(&mut self) {
-        let last = self.chains - 1;
-        let number = std::mem::replace(self.head(last), NIL);
-        self.chains = last;
-        if last == self.mask {
+        let Some(first) = self.heads.pop() else { return };
+        let chains = self.heads.len();
+        if chains == self.mask {
             self.mask /= 2;
         }
-        self.heads[last / PAGE_LEN].pop();
-        // One empty page stays, so that adding and removing one chain again and again allocates nothing.
-        if self.heads.len() > last / PAGE_LEN + 2 {
-            self.heads.pop();
+        // As many stay free, so that adding and removing one chain again and again allocates nothing.
+        if self.heads.capacity() - chains > 2 * CHAINS_STEP {
+            self.heads.shrink_to(chains + CHAINS_STEP);
         }
-        self.link_all(number);
+        self.link_all(first);
     }
 
     /// Adds an entry, and those that follow it in its old chain, to their chains.
@@ -201,18 +187,14 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     }
 
     fn push(&mut self, chain: usize, number: u32) {
-        let before = std::mem::replace(self.head(chain), number);
+        let before = std::mem::replace(&mut self.heads[chain], number);
         self.entries[K::from_number(number)].next().set(before);
-    }
-
-    fn head(&mut self, chain: usize) -> &mut u32 {
-        &mut self.heads[chain / PAGE_LEN][chain % PAGE_LEN]
     }
 
     /// Returns the chain for a hash; 0 if there are no chains.
     fn chain_of(&self, hash: u32) -> usize {
         let wide = hash as usize & (self.mask << 1 | 1);
-        if wide < self.chains { wide } else { wide & self.mask }
+        if wide < self.heads.len() { wide } else { wide & self.mask }
     }
 }
 
@@ -309,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn removing_all_entries_frees_the_pages() {
+    fn removing_all_entries_frees_the_chains() {
         let mut slab = HashSlab::default();
         let keys: Vec<JobKey> = (0..200_000).map(|id| insert(&mut slab, id)).collect();
-        assert!(slab.heads.len() > 5);
-        assert_eq!(slab.chains, 200_000);
+        assert_eq!(slab.heads.len(), 200_000);
         keys.into_iter().for_each(|key| _ = slab.remove(key));
-        assert_eq!((slab.heads.len(), slab.chains), (2, MIN_CHAINS));
+        assert_eq!(slab.heads.len(), MIN_CHAINS);
+        assert!(slab.heads.capacity() <= MIN_CHAINS + 2 * CHAINS_STEP);
         slab.check(format_args!("the empty slab"));
     }
 }

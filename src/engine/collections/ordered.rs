@@ -150,7 +150,10 @@ impl<E: Ranked> Ordered<E> {
 
     /// Returns all keys in arbitrary order.
     pub fn keys(&self, store: &E::Store) -> impl Iterator<Item = u32> {
-        self.run.iter(store).chain(self.heap.iter().map(E::key)).chain(self.tree.iter(store))
+        self.run
+            .iter(store)
+            .chain(self.heap.iter().map(|entry| entry.key()))
+            .chain(self.tree.iter(store))
     }
 
     /// Returns the first key of the run.
@@ -194,7 +197,7 @@ impl<E: Ranked> Ordered<E> {
             each(key);
         });
         self.heap.check(store, what);
-        for entry in self.heap.iter() {
+        for &entry in self.heap.iter() {
             let now = E::of(entry.key(), store);
             let is_same = !entry.precedes(now, store) && !now.precedes(entry, store);
             assert!(is_same, "{what}: {entry:?} is in the heap, and the job has {now:?}");

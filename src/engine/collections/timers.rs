@@ -66,7 +66,7 @@ impl<K: Key + fmt::Debug> Timers<K> {
     #[inline]
     pub fn set_no_later_than(&mut self, key: K, at: Nanos) {
         let index = self.indexes[key.number() as usize];
-        if at < self.heap.at(index).at {
+        if at < self.heap[index as usize].at {
             self.settings = self.settings.wrapping_add(1);
             self.heap.replace(index, Timer { at, seq: self.settings, key }, &mut self.indexes);
         }
@@ -74,7 +74,7 @@ impl<K: Key + fmt::Debug> Timers<K> {
 
     /// Returns the object of the first timer that has expired by `now`, and unsets that timer.
     pub fn pop_due(&mut self, now: Nanos) -> Option<K> {
-        let first = self.heap.first().filter(|first| first.at <= now)?;
+        let first = *self.heap.first().filter(|first| first.at <= now)?;
         self.heap.replace(0, Timer { at: Nanos::NEVER, ..first }, &mut self.indexes);
         Some(first.key)
     }
@@ -88,7 +88,7 @@ impl<K: Key + fmt::Debug> Timers<K> {
 
     /// Returns the time at which the timer of an object expires.
     pub fn at(&self, key: K) -> Nanos {
-        self.heap.at(self.indexes[key.number() as usize]).at
+        self.heap[self.indexes[key.number() as usize] as usize].at
     }
 
     /// Checks the heap of `count` timers.

@@ -40,7 +40,7 @@ impl ReservedScan {
                 let left = self.left.unwrap_or(reserved.len()).min(reserved.len());
                 start = left - left.min(budget);
                 budget -= left - start;
-                for entry in reserved.slice(start..left) {
+                for entry in &reserved[start..left] {
                     let job = &queue.jobs[entry.job];
                     if job.tube == tube && !queue.is_flushed(job) {
                         self.add((entry.deadline, job.id), count);

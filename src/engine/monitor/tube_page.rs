@@ -52,7 +52,7 @@ impl ShownJob<'_> {
     fn holder(&self) -> Option<(&Conn, Nanos)> {
         let State::Reserved(Holder { by, index }) = self.job.state else { return None };
         let conn = self.view.conns.conn(by.number() as usize)?;
-        Some((conn, self.view.now.since(conn.client.held.at(index).reserved_at)))
+        Some((conn, self.view.now.since(conn.client.held[index as usize].reserved_at)))
     }
 
     /// Returns why the job is buried.

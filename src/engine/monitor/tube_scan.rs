@@ -203,7 +203,7 @@ impl Cursor {
         let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
         let run = tube.ready.first_of_run().map(JobKey::from_number);
-        let scanned = ready_heap.slice(part).map(|entry| entry.job).chain(run);
+        let scanned = ready_heap[part].iter().map(|entry| entry.job).chain(run);
         let rank = |key| view.queue.jobs[JobKey::from_number(key)].rank();
         let mut in_tree = self.next_in_tree.take().into_iter().flat_map(|from| {
             tube.ready.tree().iter_from(&view.queue.jobs, move |key| rank(key) < from)
@@ -229,7 +229,7 @@ impl Cursor {
         self.next_of_group = of_groups.next().map(|member| member.rank);
         *budget = budget.saturating_sub((of_tree + of_group) * TREE_COST);
         let part = next_part(&mut self.waiters_left, tube.waiters.len(), WAITER_COST, budget);
-        let waiting = tube.waiters.slice(part).filter(|&waiter| view.queue.is_waiting(waiter));
+        let waiting = tube.waiters[part].iter().filter(|&&waiter| view.queue.is_waiting(waiter));
         self.stats.facts.waiting += waiting.count() as u64;
         let are_left = self.next_in_tree.is_some() || self.next_of_group.is_some();
         self.ready_left == 0 && self.waiters_left == 0 && !are_left

@@ -93,7 +93,7 @@ impl Queue {
             State::Buried(_) => 3,
             State::Reserved(Holder { by, index }) => {
                 let client = clients.get(&{ by });
-                let entry = client.and_then(|client| client.held.get(index));
+                let entry = client.and_then(|client| client.held.get(index as usize));
                 let stored = entry.map(|entry| (entry.job, entry.deadline));
                 assert_eq!(stored, Some((key, job.due)), "job {} at {by:?}", job.id);
                 1

@@ -157,7 +157,7 @@ impl Queue {
     /// Changes the deadline of a job that the connection holds. [`Nanos::NEVER`] stops its TTR.
     pub(super) fn set_deadline(&mut self, client: &mut Client, key: JobKey, deadline: Nanos) {
         let index = client.index_of(&self.jobs[key]);
-        let entry = ReservedEntry { deadline, ..client.held.at(index) };
+        let entry = ReservedEntry { deadline, ..client.held[index as usize] };
         assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
         self.jobs[key].due = deadline;
         client.held.replace(index, entry, &mut self.jobs);

@@ -178,7 +178,7 @@ impl Queue {
     pub fn run_due_client(&mut self, client: &mut Client) -> Option<WaitResult> {
         loop {
             self.free_flushed_tops(client);
-            let first = client.held.first();
+            let first = client.held.first().copied();
             let Some(expired) = first.filter(|entry| entry.deadline <= self.now) else { break };
             if !self.work.is_left() {
                 break;

@@ -10,7 +10,7 @@
 //! found there: the loop searches the connections one after the other.
 
 use super::client::Client;
-use super::job::{DelayedEntry, Job, ReadyEntry, State};
+use super::job::{DelayedEntry, Job, ReadyEntry, ReservedEntry, State};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
@@ -226,14 +226,14 @@ impl Queue {
 
     /// Frees flushed jobs that a connection holds, from this index of its heap on. A job that moves within its
     /// heap may be missed. Returns `false` without work left for all of them.
-    pub fn free_all_held(&mut self, client: &mut Client, index: &mut u32) -> bool {
-        while let Some(entry) = client.held.get(*index) {
+    pub fn free_all_held(&mut self, client: &mut Client, index: &mut usize) -> bool {
+        while let Some(&ReservedEntry { job, .. }) = client.held.get(*index) {
             if !self.work.is_left() {
                 return false;
             }
             self.work.spend_for(1, CHECKS_PER_WORK);
-            if self.is_flushed(&self.jobs[entry.job]) {
-                self.free_held(client, entry.job);
+            if self.is_flushed(&self.jobs[job]) {
+                self.free_held(client, job);
             } else {
                 *index += 1;
             }
@@ -246,13 +246,13 @@ impl Queue {
     /// for all of them; otherwise the top is a job whose deadline counts.
     pub fn free_flushed_tops(&mut self, client: &mut Client) -> bool {
         while self.has_flushes()
-            && let Some(top) = client.held.first()
-            && self.is_flushed(&self.jobs[top.job])
+            && let Some(&ReservedEntry { job, .. }) = client.held.first()
+            && self.is_flushed(&self.jobs[job])
         {
             if !self.work.is_left() {
                 return false;
             }
-            self.free_held(client, top.job);
+            self.free_held(client, job);
         }
         true
     }

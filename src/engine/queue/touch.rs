@@ -14,7 +14,7 @@ pub struct TouchAll {
     /// The time of the command. The new deadline of a job is one TTR after it.
     at: Nanos,
     /// The jobs before this index in the heap have their new deadlines.
-    index: u32,
+    index: usize,
     /// The number of these jobs.
     pub touched: usize,
     /// The number of reserved jobs after the previous step.
@@ -39,7 +39,7 @@ impl Queue {
         }
         (0..self.limits.jobs_per_touch_step).any(|_| {
             self.work.spend(WORK_PER_TOUCH);
-            let Some(entry) = client.held.get(touch.index) else { return true };
+            let Some(&entry) = client.held.get(touch.index) else { return true };
             let job = &self.jobs[entry.job];
             let deadline = touch.at + Nanos::from_secs(job.ttr_secs);
             let is_flushed = self.is_flushed(job);

@@ -218,7 +218,7 @@ impl Queue {
     pub(super) fn forget_ended(&mut self) {
         for _ in 0..self.limits.keys_forgotten_per_tick {
             let first = self.unique.ends.first().filter(|first| first.until <= self.now);
-            let Some(KeptEntry { key, .. }) = first else { return };
+            let Some(&KeptEntry { key, .. }) = first else { return };
             self.forget_kept(key);
         }
     }

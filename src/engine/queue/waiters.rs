@@ -183,7 +183,7 @@ impl Queue {
             let best = tube.best_job(&self.jobs).map(|job| self.jobs[job].rank());
             watching.cache_best(watch, index, best, &mut self.watches);
         }
-        while let Some(cached) = watching.best_jobs().first() {
+        while let Some(cached) = watching.best_jobs().first().copied() {
             if !self.park_blocked(self.watches[cached.watch].tube) {
                 return Ok(Search::Unfinished);
             }
@@ -257,7 +257,7 @@ impl Queue {
     /// Returns the connection that has waited longest for a job of the tube.
     pub(super) fn longest_waiting(&mut self, tube: TubeKey) -> Option<ConnKey> {
         let waiters = &mut self.tubes[tube].waiters;
-        while let Some(front) = waiters.first() {
+        while let Some(&front) = waiters.first() {
             let conn = self.watches[front.watch].conn;
             let watcher = &mut self.watchers[conn];
             match watcher.wait {
@@ -283,7 +283,7 @@ impl Queue {
 
     /// Returns the number of connections that wait for a job of the tube.
     pub fn count_waiting(&self, tube: TubeKey) -> usize {
-        self.tubes[tube].waiters.iter().filter(|&waiter| self.is_waiting(waiter)).count()
+        self.tubes[tube].waiters.iter().filter(|&&waiter| self.is_waiting(waiter)).count()
     }
 
     /// Returns whether the connection waits for a job.

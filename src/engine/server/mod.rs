@@ -80,7 +80,7 @@ pub struct Server<S> {
     /// Closed connections that have not given back all jobs and watches.
     leaving: VecDeque<ConnKey>,
     /// Where the next held job of a flush is searched: the number of a connection, and an index in its heap.
-    search_at: (usize, u32),
+    search_at: (usize, usize),
     /// A connection was closed since [`Server::take_has_closed`].
     has_closed: bool,
     is_stopping: bool,

@@ -30,7 +30,7 @@ impl<S> Server<S> {
             Report::Jobs(keys, next) => {
                 let s = &self.store;
                 let entry_of = |Holder { by, index }: Holder| {
-                    Some(self.links.get(by.index())?.client().held.at(index))
+                    Some(self.links.get(by.index())?.client().held[index as usize])
                 };
                 stats::jobs(keys, *next, &s.queue, entry_of)
                     .map(Reply::Document)

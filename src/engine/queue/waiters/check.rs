@@ -34,7 +34,7 @@ impl Queue {
             if let Some(best_jobs) = best_jobs {
                 let what = format_args!("the best jobs of connection {index}");
                 best_jobs.check(&self.watches, what);
-                let is_own = |best: BestJob| self.watches[best.watch].conn == conn;
+                let is_own = |best: &BestJob| self.watches[best.watch].conn == conn;
                 assert!(best_jobs.iter().all(is_own), "{what} have one of another");
                 cached += best_jobs.len();
             }
@@ -89,7 +89,7 @@ impl Queue {
         let what = format_args!("the clean watches of tube {name}, which has {best:?}");
         self.check_list(clean, what, |_, watch| {
             let best_jobs = clients[&watch.conn].watching.best_jobs.as_ref();
-            let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index));
+            let cached = best_jobs.and_then(|best_jobs| best_jobs.get(watch.best_index as usize));
             let is_better = |best| cached.is_none_or(|cached| best < cached.rank());
             watch.tube == key && !watch.is_dirty && !best.is_some_and(is_better)
         });
