@@ -56,3 +56,19 @@ fn a_large_body_arrives_unchanged_though_its_job_is_deleted() {
     assert!(reply.body == body);
     assert_eq!(client.line(), "DELETED");
 }
+
+/// The first write of replies is answered with a reset, and the next one fails. The commands that have arrived
+/// before are complete.
+#[test]
+fn all_puts_of_a_client_that_has_closed_count() {
+    const COUNT: usize = 2_000;
+    let (daemon, mut client) = serve(&[]);
+    client.expect("use a\r\n", "USING a");
+    let address = client.socket().peer_addr().unwrap().as_socket().unwrap();
+    daemon.while_stopped(|| {
+        client.send(PUT.repeat(COUNT));
+        drop(client);
+    });
+    wait_until("the connection is closed", || stat(address, "current-connections") == 1);
+    assert_eq!(stat(address, "total-jobs"), COUNT as u64);
+}

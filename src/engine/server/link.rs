@@ -161,7 +161,8 @@ impl<S: Read + Write> Link<S> {
         Ok(None)
     }
 
-    /// Writes what the kernel takes without waiting. Returns the number of bytes.
+    /// Writes what the kernel takes without waiting; drops it if the client is gone. Returns the number of bytes that
+    /// were written.
     pub fn send(&mut self, s: &mut Store) -> io::Result<usize> {
         if !self.seen.is_writable {
             return Ok(0);
@@ -185,8 +186,19 @@ impl<S: Read + Write> Link<S> {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.seen.is_writable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if is_gone(&error) => {
+                let unsent = self.conn.output.sendable_len();
+                self.conn.sent(s, unsent);
+                self.seen.is_readable = true;
+            }
             Err(error) => return Err(error),
         }
         Ok(0)
     }
+}
+
+/// Returns whether the client has closed the connection, and takes no reply. What it has sent before can still be
+/// read and run.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
