@@ -153,24 +153,12 @@ pub enum Activity {
 }
 
 impl Activity {
-    /// All variants, in their order.
-    pub const ALL: [Activity; 5] = [
-        Activity::Idle,
-        Activity::Receiving,
-        Activity::Waiting,
-        Activity::Sending,
-        Activity::Closing,
-    ];
+    /// The names in metrics, in the order of the variants.
+    pub const NAMES: [&str; 5] = ["idle", "receiving", "waiting", "sending", "closing"];
 
     /// Returns the name in metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Activity::Idle => "idle",
-            Activity::Receiving => "receiving",
-            Activity::Waiting => "waiting",
-            Activity::Sending => "sending",
-            Activity::Closing => "closing",
-        }
+        Activity::NAMES[self as usize]
     }
 }
 

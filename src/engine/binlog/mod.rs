@@ -120,14 +120,9 @@ pub struct FullRecords<'r> {
     pub body: &'r [u8],
 }
 
-/// Why a record cannot be made.
+/// A record cannot be made: there is too little memory, or space on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSpace {
-    /// There is too little memory.
-    Memory,
-    /// There is too little space on the disk.
-    Space,
-}
+pub struct NoSpace;
 
 impl Binlog {
     /// The bytes of memory that the binlog needs for one job.
@@ -382,6 +377,6 @@ impl Binlog {
 
 impl From<TryReserveError> for NoSpace {
     fn from(_: TryReserveError) -> NoSpace {
-        NoSpace::Memory
+        NoSpace
     }
 }

@@ -330,7 +330,7 @@ impl Binlog {
     ) -> Result<(), NoSpace> {
         self.files.try_reserve(Owner::Job(job))?;
         if self.refuses_all_puts() {
-            return Err(NoSpace::Space);
+            return Err(NoSpace);
         }
         let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
@@ -364,7 +364,7 @@ impl Binlog {
                 || (has(quarter + LAST_HEADROOM.min(quarter) / 2) && self.is_at_bound());
             if is_enough || !self.prepare() {
                 let fits = is_enough || has(min_headroom + LAST_HEADROOM);
-                return if fits { self.ensure_fits(len) } else { Err(NoSpace::Space) };
+                return if fits { self.ensure_fits(len) } else { Err(NoSpace) };
             }
         }
     }
@@ -383,7 +383,7 @@ impl Binlog {
         }
         while self.room() < 1 + u64::from(kept.is_some()) {
             if !self.prepare() && !self.prepare_beyond_limit() {
-                return Err(NoSpace::Space);
+                return Err(NoSpace);
             }
         }
         self.ensure_fits(SHORT)
@@ -416,7 +416,7 @@ impl Binlog {
         if len > self.files.current().left() && len > self.whole_len() {
             return self.resize(self.files.current, used + len).map_err(|error| {
                 self.note_full(number, error);
-                NoSpace::Space
+                NoSpace
             });
         }
         while self.files.current().left() < len {

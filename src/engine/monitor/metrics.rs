@@ -28,7 +28,7 @@ use std::fmt::{self, Display, Write};
 pub struct MetricsPage {
     stage: Stage,
     /// The number of connections, by [`Activity`].
-    connections: [u64; Activity::ALL.len()],
+    connections: [u64; Activity::NAMES.len()],
     /// In the order of the scan, from the last one to the first: turning a long list would take milliseconds.
     tubes: Vec<TubeStats>,
     /// The sum of all other tubes.
@@ -59,7 +59,7 @@ impl MetricsPage {
     pub fn new() -> MetricsPage {
         MetricsPage {
             stage: Stage::Connections(0),
-            connections: [0; Activity::ALL.len()],
+            connections: [0; Activity::NAMES.len()],
             tubes: Vec::new(),
             rest: TubeStats { name: OTHER_TUBES.to_owned(), ..TubeStats::default() },
             rest_count: 0,
@@ -161,8 +161,8 @@ impl MetricsPage {
 
     fn write_clients(&self, server: &Store, to: &mut Samples<'_>) {
         let connections = to.family("beanstalkd_connections");
-        for (activity, count) in Activity::ALL.into_iter().zip(self.connections) {
-            connections.with("state", activity.name(), count);
+        for (activity, count) in Activity::NAMES.into_iter().zip(self.connections) {
+            connections.with("state", activity, count);
         }
         to.one("beanstalkd_connections_opened_total", server.total_connections);
         let totals = &server.queue.totals;

@@ -104,7 +104,7 @@ impl Queue {
             return Ok(Some(0));
         }
         if tube.flushes == MAX_PENDING || self.flushes.len() == MAX_PENDING_IN_ALL {
-            return Err(NoSpace::Memory);
+            return Err(NoSpace);
         }
         self.flushes.try_reserve(1)?;
         self.record_flush(tube_key, kind)?;
@@ -504,7 +504,7 @@ mod tests {
             let tube = queue.tubes.find("a").unwrap();
             let flushed = queue.flush(client.key, tube, FlushKind::All);
             let is_refused = round == u64::from(MAX_PENDING);
-            assert_eq!(flushed, if is_refused { Err(NoSpace::Memory) } else { Ok(None) });
+            assert_eq!(flushed, if is_refused { Err(NoSpace) } else { Ok(None) });
         }
         assert_eq!(queue.totals.ready, 2);
         assert_eq!(finish(&mut queue, &mut []).len(), usize::from(MAX_PENDING));
