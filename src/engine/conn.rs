@@ -102,6 +102,9 @@ pub enum Doing {
     Flush,
     /// Nothing: the connection is closed when its output is sent.
     Closing,
+    /// Nothing: the connection is closed, and gives back its jobs and watches: [`Queue::disconnect`] has returned
+    /// this.
+    Leaving(Vec<JobKey>),
 }
 
 /// The rest of a command that runs in steps. Other connections are served between two of them.
@@ -177,7 +180,8 @@ impl Doing {
             | Doing::Bodies(_)
             | Doing::Report(_)
             | Doing::Flush
-            | Doing::Closing => false,
+            | Doing::Closing
+            | Doing::Leaving(_) => false,
         }
     }
 
@@ -234,7 +238,7 @@ impl Conn {
 
     /// Returns the activity of the connection.
     pub fn activity(&self) -> Activity {
-        if matches!(self.doing, Doing::Closing) {
+        if matches!(self.doing, Doing::Closing | Doing::Leaving(_)) {
             Activity::Closing
         } else if !self.output.is_empty() {
             Activity::Sending
@@ -398,7 +402,8 @@ impl Conn {
             | Doing::Bodies(_)
             | Doing::Report(_)
             | Doing::Flush
-            | Doing::Closing => None,
+            | Doing::Closing
+            | Doing::Leaving(_) => None,
         }
     }
 
@@ -442,7 +447,8 @@ impl Conn {
             | Doing::SkipBody(..)
             | Doing::Steps(_)
             | Doing::Report(_)
-            | Doing::Closing => {}
+            | Doing::Closing
+            | Doing::Leaving(_) => {}
         }
         drop(self.take_input(s));
         self.output.clear(&mut s.pool, &mut s.queue.bodies);
@@ -667,7 +673,7 @@ impl Conn {
         let Conn { doing, has_backlog, .. } = self;
         let input = self.input.unused();
         let is_consistent = match doing {
-            Doing::Closing => true,
+            Doing::Closing | Doing::Leaving(_) => true,
             // Its input may have been dropped for lack of memory.
             Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
@@ -732,7 +738,8 @@ impl Conn {
             | Doing::Wait(..)
             | Doing::Report(_)
             | Doing::Flush
-            | Doing::Closing => {}
+            | Doing::Closing
+            | Doing::Leaving(_) => {}
         }
     }
 

@@ -18,7 +18,7 @@
 //! have 32 bits; the largest is [`NIL`](crate::engine::keys::NIL). When all pages below it are
 //! full, an allocation fails with the same error as without memory.
 //!
-//! Slabs are for jobs, tubes, watches and bodies. Sockets are in a `slab::Slab` of the event loop.
+//! Slabs are for jobs, tubes, watches, bodies and connections.
 
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::Key;
@@ -161,7 +161,8 @@ impl<K: Key, T> PagedSlab<K, T> {
 
     /// Returns a number that is higher than that of each key.
     pub fn numbers_end(&self) -> usize {
-        self.pages.len() << Self::PAGE_BITS
+        let before = self.pages.len().saturating_sub(1) << Self::PAGE_BITS;
+        before + self.pages.last().map_or(0, Vec::len)
     }
 
     /// Checks that the used slots have entries, and no others, and that mapped pages have memory,

@@ -74,11 +74,12 @@ impl Page for MetricsPage {
         match &mut self.stage {
             Stage::Connections(from) => {
                 let count = limits.jobs_per_page_slice.div_ceil(CONNECTION_COST);
-                for activity in view.conns.activities(*from..*from + count) {
-                    self.connections[activity as usize] += 1;
+                let end = view.conns.numbers_end();
+                for conn in (*from..end.min(*from + count)).filter_map(|it| view.conns.conn(it)) {
+                    self.connections[conn.activity() as usize] += 1;
                 }
                 *from += count;
-                if *from >= view.conns.numbers_end() {
+                if *from >= end {
                     self.removed_before = tubes.removed_count;
                     self.stage = Stage::Tubes(TubeScan::new(tubes));
                 }

@@ -26,13 +26,6 @@ pub struct Client {
     is_worker: bool,
 }
 
-/// A closed connection that gives back its jobs and watches in steps.
-pub struct Leaving {
-    pub client: Client,
-    /// Its jobs in reverse order of reservation; empty if there are more than [`MAX_ORDERED_RELEASES`].
-    release_order: Vec<JobKey>,
-}
-
 /// A closed connection with at most this many jobs releases them in the order of reservation.
 const MAX_ORDERED_RELEASES: usize = 4096;
 /// The watches of the first clients together take less than a quarter of the headroom.
@@ -62,8 +55,10 @@ impl Queue {
         Ok(client)
     }
 
-    /// Begins to close a connection that does not wait: ends its roles. [`Queue::leave`] does the rest.
-    pub fn disconnect(&mut self, mut client: Client) -> Leaving {
+    /// Begins to close a connection that does not wait: ends its roles. Returns its jobs in reverse order of
+    /// reservation, for [`Queue::leave`], which does the rest; none if there are more than
+    /// [`MAX_ORDERED_RELEASES`].
+    pub fn disconnect(&mut self, client: &mut Client) -> Vec<JobKey> {
         self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
         self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
         let mut entries: Vec<ReservedEntry> = Vec::new();
@@ -74,15 +69,13 @@ impl Queue {
             let next = self.next_reserve_seq;
             entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
         }
-        let release_order = entries.into_iter().map(|entry| entry.job).collect();
-        Leaving { client, release_order }
+        entries.into_iter().map(|entry| entry.job).collect()
     }
 
     /// Releases the jobs of a closed connection in the order of reservation, then removes its watches. One
     /// with more than 4,096 jobs releases them in the order of their deadlines. Returns `false` without work left
     /// for all of it; otherwise the key is free.
-    pub fn leave(&mut self, leaving: &mut Leaving) -> bool {
-        let Leaving { client, release_order } = leaving;
+    pub fn leave(&mut self, client: &mut Client, release_order: &mut Vec<JobKey>) -> bool {
         while let Some(soonest) = client.held.first() {
             if !self.work.is_left() {
                 return false;

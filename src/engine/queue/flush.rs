@@ -440,10 +440,11 @@ mod tests {
                         asked -= free(&mut queue, &mut clients, random.usize(..600)).len();
                     }
                     4 if clients.len() > 1 => {
-                        let mut leaving = queue.disconnect(clients.swap_remove(at));
+                        let mut client = clients.swap_remove(at);
+                        let mut order = queue.disconnect(&mut client);
                         queue.abandon_flush(conn);
                         asked = queue.flushes.iter().filter(|it| it.conn.is_some()).count();
-                        assert!(queue.leave(&mut leaving));
+                        assert!(queue.leave(&mut client, &mut order));
                     }
                     _ => {
                         let id = random.u64(..=last_id);

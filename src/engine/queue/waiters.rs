@@ -589,10 +589,10 @@ mod tests {
                 model.watched.insert(conn, BTreeSet::from([0]));
             }
             1 => {
-                let client = clients.remove(&conn).expect("it was just found");
+                let mut client = clients.remove(&conn).expect("it was just found");
                 queue.stop_waiting(conn);
-                let mut leaving = queue.disconnect(client);
-                assert!(queue.leave(&mut leaving));
+                let mut order = queue.disconnect(&mut client);
+                assert!(queue.leave(&mut client, &mut order));
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);
                 let mut released: Vec<(u64, usize)> = Vec::new();

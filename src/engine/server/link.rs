@@ -8,7 +8,8 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
 /// A connection with its stream, and what is known of the stream: an edge is reported once.
 pub struct Link<S> {
-    pub stream: S,
+    /// `None` once the connection is closed.
+    pub stream: Option<S>,
     pub conn: Conn,
     /// What is known of the stream. A half-close is not known any more once the connection knows it.
     pub seen: Readiness,
@@ -44,7 +45,7 @@ const SLICES_PER_WRITE: usize = 16;
 impl<S> Link<S> {
     pub fn new(stream: S, conn: Conn, reads_to_the_end: bool) -> Link<S> {
         Link {
-            stream,
+            stream: Some(stream),
             conn,
             seen: Readiness { is_writable: true, reads_to_the_end, ..Readiness::default() },
             is_queued: false,
@@ -99,7 +100,8 @@ impl<S: Read + Write> Link<S> {
         scratch: &mut [u8],
         clock: &dyn Fn() -> Nanos,
     ) -> io::Result<()> {
-        let read = self.stream.read(scratch);
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let read = stream.read(scratch);
         if let Some(count) = self.on_read(s, read, scratch.len(), clock)? {
             self.conn.receive(s, &scratch[..count]);
         }
@@ -118,10 +120,14 @@ impl<S: Read + Write> Link<S> {
         if !self.seen.is_readable {
             return Ok(false);
         }
-        let Some(space) = self.conn.body_space(s, body_read_bytes) else { return Ok(false) };
+        let (Some(space), Some(stream)) =
+            (self.conn.body_space(s, body_read_bytes), &mut self.stream)
+        else {
+            return Ok(false);
+        };
         let (in_body, behind) = (space.len(), &mut scratch[..head_read_bytes]);
         let mut slices = [IoSliceMut::new(space), IoSliceMut::new(behind)];
-        let read = self.stream.read_vectored(&mut slices);
+        let read = stream.read_vectored(&mut slices);
         let Some(count) = self.on_read(s, read, in_body + head_read_bytes, clock)? else {
             return Ok(true);
         };
@@ -164,18 +170,18 @@ impl<S: Read + Write> Link<S> {
     /// Writes what the kernel takes without waiting; drops it if the client is gone. Returns the number of bytes that
     /// were written.
     pub fn send(&mut self, s: &mut Store) -> io::Result<usize> {
-        if !self.seen.is_writable {
+        let Some(stream) = self.stream.as_mut().filter(|_| self.seen.is_writable) else {
             return Ok(0);
-        }
+        };
         let written = match self.conn.output.text() {
             Some([]) => return Ok(0),
             // Most replies are text alone. The plain call is cheaper, and no slices have to be cleared.
-            Some(text) => self.stream.write(text),
+            Some(text) => stream.write(text),
             None => {
                 let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
                 match self.conn.output.next_slices(&mut slices, &s.queue.bodies) {
                     0 => return Ok(0),
-                    filled => self.stream.write_vectored(&slices[..filled]),
+                    filled => stream.write_vectored(&slices[..filled]),
                 }
             }
         };

@@ -37,15 +37,14 @@ pub use link::Readiness;
 use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::{Binlog, Policy, Progress, Syncing};
-use crate::engine::collections::slab::PAGE_BYTES;
-use crate::engine::conn::{Activity, Conn, Doing};
+use crate::engine::collections::slab::{PAGE_BYTES, PagedSlab};
+use crate::engine::conn::{Conn, Doing};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::limits::Limits;
 use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
-use crate::engine::queue::client::{Client, Leaving};
 use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::replay::Replay;
 use crate::engine::queue::{Totals, WaitResult};
@@ -53,16 +52,14 @@ use crate::engine::store::{Settings, Store};
 use crate::engine::time::Nanos;
 use link::Link;
 use log::{debug, warn};
-use slab::Slab;
 use std::collections::{TryReserveError, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::ops::Range;
 
 /// The queue and the connections of one server.
 pub struct Server<S> {
-    /// By the number of the key.
-    links: Slab<Slot<S>>,
+    /// All connections, also closed ones that have not given back all jobs and watches.
+    links: Links<S>,
     /// What connections share. Its owner sets what is known outside: whether the server drains, the wall clock.
     pub store: Store,
     /// Connections to visit, in this order, of which those of this iteration come first.
@@ -77,7 +74,7 @@ pub struct Server<S> {
     scratch: Box<[u8]>,
     /// How many bytes one read takes in this iteration.
     read_len: usize,
-    /// Closed connections that have not given back all jobs and watches.
+    /// The closed ones.
     leaving: VecDeque<ConnKey>,
     /// Where the next held job of a flush is searched: the number of a connection, and an index in its heap.
     search_at: (usize, usize),
@@ -86,25 +83,19 @@ pub struct Server<S> {
     is_stopping: bool,
 }
 
-/// What has the key of a connection.
-enum Slot<S> {
-    Open(Box<Link<S>>),
-    Leaving(Box<Leaving>),
-}
+type Links<S> = PagedSlab<ConnKey, Link<S>>;
 
 /// A server as metrics and pages see it, whatever its streams are.
 pub trait Observed {
     /// Returns the queue, the settings and the counters.
     fn store(&self) -> &Store;
-    /// Returns the activities of the connections whose keys have these numbers.
-    fn activities(&self, numbers: Range<usize>) -> Vec<Activity>;
-    /// Returns the connection of this number, if there is an open one.
+    /// Returns the connection of this number, if there is one. It may be closed, and have jobs to give back.
     fn conn(&self, number: usize) -> Option<&Conn>;
     /// Returns a number that is above those of all keys.
     fn numbers_end(&self) -> usize;
 }
 
-/// The lists of connections grow by at least this many.
+/// The list of connections to close has room for this many from the start.
 const FEW: usize = 64;
 /// This number of clients takes less than a quarter of the headroom.
 const FEW_CLIENTS: usize = 256;
@@ -119,7 +110,7 @@ impl<S> Server<S> {
         let reads = [read_bytes, short_read_bytes, crowded_read_bytes, head_read_bytes];
         let scratch_len = reads.into_iter().fold(PAGE_BYTES, usize::max);
         Server {
-            links: Slab::new(),
+            links: Links::default(),
             store: Store::new(settings, limits, process, now),
             ready: VecDeque::new(),
             to_visit: 0,
@@ -154,9 +145,9 @@ impl<S> Server<S> {
 
     // ---- Connections ----
 
-    /// Returns the key that the next connection gets.
+    /// Returns the key that the next connection gets, after [`Server::try_reserve_one`].
     pub fn vacant_key(&self) -> ConnKey {
-        ConnKey::from_index(self.links.vacant_key())
+        self.links.next_key()
     }
 
     /// Reserves memory for one more client. A client that is not accepted waits in the kernel.
@@ -172,7 +163,7 @@ impl<S> Server<S> {
                 self.store.reads.try_reserve(clients)?;
             }
             self.leaving.try_reserve(self.links.len() + 1)?;
-            try_reserve_entry(&mut self.links)
+            self.links.try_reserve_one()
         })
     }
 
@@ -198,7 +189,7 @@ impl<S> Server<S> {
         let client = headroom::leave(self.headroom_for_one(), || self.store.queue.connect(key))?;
         let conn = Conn::new(client, address, self.store.queue.now);
         let link = Link::new(stream, conn, address.is_none());
-        self.links.insert(Slot::Open(Box::new(link)));
+        self.links.insert(link);
         self.store.total_connections += 1;
         self.store.connections += 1;
         debug!("connection {} opened", key.id());
@@ -217,48 +208,46 @@ impl<S> Server<S> {
     /// Closes a connection. Its key is free at once, or after some ticks if the connection has many jobs
     /// and watches to give back.
     pub fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
-        if link_of(&mut self.links, key).is_none() {
-            return;
-        }
-        let Slot::Open(mut link) = self.links.remove(key.index()) else { return };
+        let Server { links, store: s, .. } = self;
+        let Some(link) = link_of(links, key) else { return };
+        link.stream = None;
         match why {
             Some(error) => debug!("connection {} lost: {error}", key.id()),
             None => debug!("connection {} closed", key.id()),
         }
-        let s = &mut self.store;
         link.conn.cancel(s);
         s.connections -= 1;
         self.has_closed = true;
-        let mut leaving = s.queue.disconnect(link.conn.client);
-        let rest = s.queue.work.give_at_most(s.queue.limits.closing_slice_work);
-        let is_done = s.queue.leave(&mut leaving);
-        s.queue.work.end(rest);
-        if !is_done {
-            let number = self.links.insert(Slot::Leaving(Box::new(leaving)));
-            assert_eq!(number, key.index(), "the key of a connection that leaves is another one's");
-            self.leaving.push_back(key);
-        }
+        link.conn.doing = Doing::Leaving(s.queue.disconnect(&mut link.conn.client));
+        self.leave_step(key);
         self.deliver();
     }
 
     /// Lets closed connections give back more. Each gets a slice, so that its jobs delay no other.
     #[cold]
     fn leave(&mut self) {
-        let queue = &mut self.store.queue;
-        let rest = queue.work.give_due();
-        while queue.work.is_left()
+        let rest = self.store.queue.work.give_due();
+        while self.store.queue.work.is_left()
             && let Some(key) = self.leaving.pop_front()
         {
-            let Some(Slot::Leaving(leaving)) = self.links.get_mut(key.index()) else { continue };
-            let others = queue.work.give_at_most(queue.limits.closing_slice_work);
-            if queue.leave(leaving) {
-                self.links.remove(key.index());
-            } else {
-                self.leaving.push_back(key);
-            }
-            queue.work.end(others);
+            self.leave_step(key);
         }
+        self.store.queue.work.end(rest);
+    }
+
+    /// Lets a closed connection give back a slice, and forgets it if that is all.
+    fn leave_step(&mut self, key: ConnKey) {
+        let Server { links, store: Store { queue, .. }, leaving, .. } = self;
+        let Conn { client, doing, .. } = &mut links[key].conn;
+        let Doing::Leaving(release_order) = doing else { return };
+        let rest = queue.work.give_at_most(queue.limits.closing_slice_work);
+        let is_done = queue.leave(client, release_order);
         queue.work.end(rest);
+        if is_done {
+            links.remove(key);
+        } else {
+            leaving.push_back(key);
+        }
     }
 
     /// Returns whether a connection was closed since the last call.
@@ -267,10 +256,8 @@ impl<S> Server<S> {
     }
 
     fn conn_ref(&self, key: ConnKey) -> Option<&Conn> {
-        match self.links.get(key.index())? {
-            Slot::Open(link) => Some(&link.conn),
-            Slot::Leaving(_) => None,
-        }
+        let open = self.links.get(key).filter(|link| link.stream.is_some());
+        open.map(|link| &link.conn)
     }
 
     /// Calls `run` with a connection and the store.
@@ -326,11 +313,10 @@ impl<S> Server<S> {
         while s.queue.work.is_left()
             && let Some(key) = s.queue.next_due_conn()
         {
-            let Some(slot) = links.get_mut(key.index()) else { continue };
+            let Some(Link { conn, .. }) = links.get_mut(key) else { continue };
             let others = s.queue.work.give_at_most(s.queue.limits.due_slice_work);
-            let result = s.queue.run_due_client(slot.client_mut());
-            if let (Some(result), Slot::Open(link)) = (result, slot) {
-                link.conn.end_wait(s, result);
+            if let Some(result) = s.queue.run_due_client(&mut conn.client) {
+                conn.end_wait(s, result);
             }
             s.queue.work.end(others);
         }
@@ -374,13 +360,13 @@ impl<S> Server<S> {
                 FlushStep::Held | FlushStep::Ended => return None,
             }
             let (number, index) = search_at;
-            let is_searched = match links.get_mut(*number) {
-                Some(slot) => queue.free_all_held(slot.client_mut(), index),
+            let is_searched = match links.get_mut(ConnKey::from_index(*number)) {
+                Some(link) => queue.free_all_held(&mut link.conn.client, index),
                 None => true,
             };
             if is_searched {
                 let next = *number + 1;
-                *search_at = (if next < links.capacity() { next } else { 0 }, 0);
+                *search_at = (if next < links.numbers_end() { next } else { 0 }, 0);
             }
         }
     }
@@ -501,14 +487,7 @@ impl<S> Server<S> {
 
     /// Returns whether some output may be sent.
     pub fn has_replies(&self) -> bool {
-        self.open_links().any(|link| link.conn.output.sendable_len() > 0)
-    }
-
-    fn open_links(&self) -> impl Iterator<Item = &Link<S>> {
-        self.links.iter().filter_map(|(_, slot)| match slot {
-            Slot::Open(link) => Some(&**link),
-            Slot::Leaving(_) => None,
-        })
+        self.links.iter().any(|(_, link)| link.conn.output.sendable_len() > 0)
     }
 
     /// Returns the number of closed connections that have not given back all jobs and watches.
@@ -617,49 +596,18 @@ impl<S> Observed for Server<S> {
         &self.store
     }
 
-    fn activities(&self, numbers: Range<usize>) -> Vec<Activity> {
-        let numbers = numbers.start..numbers.end.min(self.numbers_end());
-        let slots = numbers.filter_map(|number| self.links.get(number));
-        let activity = |slot: &Slot<S>| match slot {
-            Slot::Open(link) => link.conn.activity(),
-            Slot::Leaving(_) => Activity::Closing,
-        };
-        slots.map(activity).collect()
-    }
-
     fn conn(&self, number: usize) -> Option<&Conn> {
-        match self.links.get(number)? {
-            Slot::Open(link) => Some(&link.conn),
-            Slot::Leaving(_) => None,
-        }
+        self.links.get(ConnKey::from_index(number)).map(|link| &link.conn)
     }
 
     fn numbers_end(&self) -> usize {
-        self.links.capacity()
+        self.links.numbers_end()
     }
 }
 
-impl<S> Slot<S> {
-    fn client(&self) -> &Client {
-        match self {
-            Slot::Open(link) => &link.conn.client,
-            Slot::Leaving(leaving) => &leaving.client,
-        }
-    }
-
-    fn client_mut(&mut self) -> &mut Client {
-        match self {
-            Slot::Open(link) => &mut link.conn.client,
-            Slot::Leaving(leaving) => &mut leaving.client,
-        }
-    }
-}
-
-fn link_of<S>(links: &mut Slab<Slot<S>>, key: ConnKey) -> Option<&mut Link<S>> {
-    match links.get_mut(key.index())? {
-        Slot::Open(link) => Some(link),
-        Slot::Leaving(_) => None,
-    }
+/// Returns a connection, unless it is closed.
+fn link_of<S>(links: &mut Links<S>, key: ConnKey) -> Option<&mut Link<S>> {
+    links.get_mut(key).filter(|link| link.stream.is_some())
 }
 
 /// Visits the connection in the next iteration, or in this one if it has not begun.
@@ -667,17 +615,4 @@ fn enqueue<S>(link: &mut Link<S>, ready: &mut VecDeque<ConnKey>) {
     if !std::mem::replace(&mut link.is_queued, true) {
         ready.push_back(link.conn.client.key);
     }
-}
-
-/// Reserves memory for one more entry. A `Slab` has no fallible call for that, so a block of the size
-/// that it is going to have is allocated first. After that the slab can grow.
-fn try_reserve_entry<T>(slab: &mut Slab<T>) -> Result<(), TryReserveError> {
-    if slab.len() < slab.capacity() {
-        return Ok(());
-    }
-    let more = slab.capacity().max(FEW);
-    let bytes = (slab.capacity() + more) * size_of::<(usize, T)>();
-    headroom::ensure_free(Headroom::None, bytes)?;
-    slab.reserve_exact(more);
-    Ok(())
 }

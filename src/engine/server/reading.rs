@@ -76,7 +76,7 @@ impl<S> Server<S> {
                 .into_iter()
                 .flatten()
                 .any(|key| self.wanted(key).is_crowded_out(&self.store));
-            for index in 0..self.links.capacity() {
+            for index in 0..self.links.numbers_end() {
                 self.with(ConnKey::from_index(index), |c, s| {
                     if c.is_stalled(takes_text) && !is_first {
                         debug!("connection {index}: its reply is unread, and its memory wanted");

@@ -3,7 +3,7 @@
 //! A handler has its own connection only, so the server makes these replies, right after the visit. A page
 //! of many clients is made in steps, one in each visit.
 
-use super::{Server, Slot, link_of};
+use super::{Server, link_of};
 use crate::engine::commands::pages::{ClientPage, Report};
 use crate::engine::conn::Doing;
 use crate::engine::headroom::{self, Headroom};
@@ -30,7 +30,7 @@ impl<S> Server<S> {
             Report::Jobs(keys, next) => {
                 let s = &self.store;
                 let entry_of = |Holder { by, index }: Holder| {
-                    Some(self.links.get(by.index())?.client().held[index as usize])
+                    Some(self.links.get(by)?.conn.client.held[index as usize])
                 };
                 stats::jobs(keys, *next, &s.queue, entry_of)
                     .map(Reply::Document)
@@ -49,16 +49,17 @@ impl<S> Server<S> {
 
     /// Looks at the next connections of a page.
     fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
-        let s = &mut self.store;
+        let Server { links, store: s, .. } = self;
         s.queue.work.spend_for(CONNECTIONS_PER_STEP, CONNECTIONS_PER_WORK);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
             return Err(Word::NotFound);
         }
-        let first = usize::try_from(page.after).unwrap_or(usize::MAX).min(self.links.capacity());
-        let end = (first + CONNECTIONS_PER_STEP).min(self.links.capacity());
+        let numbers_end = links.numbers_end();
+        let first = usize::try_from(page.after).unwrap_or(usize::MAX).min(numbers_end);
+        let end = (first + CONNECTIONS_PER_STEP).min(numbers_end);
         for index in first..end {
-            let Some(Slot::Open(link)) = self.links.get(index) else { continue };
+            let Some(link) = link_of(links, ConnKey::from_index(index)) else { continue };
             let c = &link.conn;
             if tube.is_some_and(|tube| s.queue.find_watch(c.client.key, tube).is_none()) {
                 continue;
@@ -70,7 +71,7 @@ impl<S> Server<S> {
             (page.left, page.last) = (page.left - 1, c.id());
         }
         page.after = end as u64;
-        if end < self.links.capacity() {
+        if end < numbers_end {
             return Ok(Reply::Later);
         }
         page_of(page, 0, s)
