@@ -23,7 +23,6 @@ use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{EntryKey, JobKey, KeptKey, Key, Owner};
-use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::num::NonZero;
 
@@ -53,9 +52,6 @@ pub struct Files {
     pub most_gaps: usize,
     /// Those of jobs, and those of kept keys.
     entries: [PagedSlab<EntryKey, Entry>; 2],
-    /// When each buried job was buried, in nanoseconds. It is no field of [`Entry`], because few jobs are
-    /// buried.
-    burials: PagedSlab<JobKey, NonZero<u64>>,
     /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
     pub live_bytes: u64,
     /// The number of jobs whose keys will be kept.
@@ -399,28 +395,9 @@ impl Files {
         jobs.map(JobKey::from_number)
     }
 
-    /// Returns the bytes of memory that all entries take, with the moments of burials.
+    /// Returns the bytes of memory that all entries take.
     pub fn taken_bytes(&self) -> u64 {
-        let entries: u64 = self.entries.iter().map(PagedSlab::taken_bytes).sum();
-        entries + self.burials.taken_bytes()
-    }
-
-    /// Returns when a job was buried, by its last record, or zero if that is not known.
-    pub fn buried_at(&self, key: JobKey) -> Nanos {
-        self.burials.get(key).map_or(Nanos::ZERO, |moment| Nanos::from_nanos(moment.get()))
-    }
-
-    /// Notes when a job was buried, by its last record. `None` is for a job that is not buried.
-    pub fn set_buried_at(
-        &mut self,
-        key: JobKey,
-        moment: Option<Nanos>,
-    ) -> Result<(), TryReserveError> {
-        self.burials.remove(key);
-        match moment.and_then(|moment| NonZero::new(moment.as_nanos())) {
-            Some(moment) => self.burials.try_insert(key, moment),
-            None => Ok(()),
-        }
+        self.entries.iter().map(PagedSlab::taken_bytes).sum()
     }
 
     /// Makes sure that the next [`Files::add`] needs no memory, which is of this job or kept key.
@@ -465,9 +442,6 @@ impl Files {
     pub fn remove(&mut self, owner: Owner) -> Entry {
         let (kind, key) = place_of(owner);
         self.detach(owner);
-        if let Owner::Job(job) = owner {
-            self.burials.remove(job);
-        }
         self.entries[kind].remove(key).expect("it was just detached")
     }
 
@@ -513,7 +487,6 @@ impl Files {
     /// Panics unless all sums and lists agree, and each file is in the state that its position requires.
     pub fn check(&self) {
         assert_eq!(self.sums, self.count(), "sums of all files, noted and counted");
-        self.burials.check(format_args!("the moments of burials"));
         self.list.iter().for_each(|file| self.check_file(file));
         for (kind, entries) in self.entries.iter().enumerate() {
             entries.check(format_args!("the entries of {}", KINDS[kind]));
@@ -530,9 +503,6 @@ impl Files {
         assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
         let keeping = self.entries[JOBS].iter().filter(|(_, entry)| entry.keeps_key()).count();
         assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
-        for (key, _) in self.burials.iter() {
-            assert!(self.find(Owner::Job(key)).is_some(), "{key:?} is buried and has no entry");
-        }
         let File { number, used, is_damaged, .. } = *self.current();
         assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
         for (number, prepared) in (number + 1..).zip(self.prepared()) {

@@ -57,7 +57,7 @@ use compaction::Compaction;
 use disk::{Disk, FileNumber};
 use error::{BinlogError, Step};
 use files::{Entry, File, Files, SHORT};
-use record::{Content, Decision, Fields, FlushKind, KeyRecord, RecordState};
+use record::{Content, Decision, Fields, FlushKind, KeyRecord};
 use space::Space;
 use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
@@ -83,8 +83,6 @@ pub struct Binlog {
     nonce: u32,
     /// The highest id that was given out.
     last_id: u64,
-    /// The moment of the last record of a buried job.
-    last_buried_at: Nanos,
     /// The moment at which the present iteration began.
     now: Nanos,
     /// The moment of the last record of a job.
@@ -129,13 +127,12 @@ impl Binlog {
     pub const BYTES_PER_JOB: u64 = size_of::<Entry>() as u64;
 
     /// Returns a binlog with these files, which were just read, and a new current one with space
-    /// for the deletes of all jobs. The highest id and the last moment of a bury are those of all records.
+    /// for the deletes of all jobs. The highest id is that of all records.
     pub fn begin(
         disk: Box<dyn Disk>,
         policy: Policy,
         files: Files,
         last_id: u64,
-        last_buried_at: Nanos,
         now: Nanos,
     ) -> Result<Binlog, BinlogError> {
         let mut batch = Vec::new();
@@ -155,7 +152,6 @@ impl Binlog {
             batch,
             nonce: u32::from_ne_bytes(*random.to_ne_bytes().first_chunk().expect("it is longer")),
             last_id,
-            last_buried_at,
             now,
             recorded_at: now,
             records_written: 0,
@@ -182,11 +178,6 @@ impl Binlog {
 
     /// Appends a short record of a job, after [`Binlog::reserve_update`].
     pub fn update(&mut self, key: JobKey, fields: &Fields) {
-        let is_buried = fields.state == RecordState::Buried;
-        let buried_at = is_buried.then_some(fields.due_or_buried_at);
-        // Without memory the moment is lost: after a compaction and a restart the job is the first of the
-        // buried ones.
-        let _ = self.files.set_buried_at(key, buried_at);
         self.files.supersede(Owner::Job(key));
         self.append(&Content::Job(*fields), "", &[]);
         self.charge(SHORT);
@@ -271,13 +262,6 @@ impl Binlog {
             self.append(&Content::Key(unique), "", &[]);
         }
         self.append(&Content::Job(records.fields), records.tube, records.body);
-    }
-
-    /// Returns the moment for a job that is buried now. It is later than that of every job buried
-    /// before, even if the clock of the system was set back.
-    pub fn next_burial(&mut self, now: Nanos) -> Nanos {
-        self.last_buried_at = now.max(self.last_buried_at + Nanos::ONE);
-        self.last_buried_at
     }
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.

@@ -14,7 +14,7 @@ use super::Queue;
 use super::body::Body;
 use super::client::Client;
 use super::counts::CountedEvent;
-use super::job::{Job, State, Target};
+use super::job::{Job, State};
 use super::read_body::{Grant, ReadBodies, ReadBody};
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::FAR_OFFSET;
@@ -329,11 +329,12 @@ impl Queue {
             State::Detached | State::Ready { .. } | State::Delayed(_) | State::Reserved { .. } => {}
         }
         self.count_event(key, CountedEvent::Bury);
+        let target = self.next_burial();
         if self.reserve_update().is_ok() {
-            self.record_update(key, Target::Buried);
+            self.record_update(key, target);
         }
         self.take(client, key, None);
-        self.attach(key, Target::Buried);
+        self.attach(key, target);
     }
 
     /// Begins to read ahead the bodies of the next jobs of a tube.

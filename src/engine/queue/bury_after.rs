@@ -5,7 +5,7 @@
 
 use super::client::Client;
 use super::counts::CountedEvent;
-use super::job::{Job, Target};
+use super::job::Job;
 use super::outcomes::End;
 use super::{Queue, WORK_PER_MOVE};
 use crate::engine::keys::JobKey;
@@ -59,7 +59,8 @@ impl Queue {
         }
         self.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];
-        self.transition(client, key, Target::Buried, end);
+        let target = self.next_burial();
+        self.transition(client, key, target, end);
         let tube = &mut self.tubes[tube];
         tube.buried_after_returns += 1;
         if self.bury_log.is_allowed(self.now) {

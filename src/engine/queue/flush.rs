@@ -48,9 +48,9 @@ pub(super) struct Flush {
     /// The number of flushed jobs in the heaps of connections.
     pub reserved: u32,
     decision: Decision,
-    /// The epochs of these jobs, by which a flushed job finds its flush.
+    /// The epoch of these jobs, and the moment before which they were buried, by which a flushed job finds its flush.
     epoch: u8,
-    buried_epoch: u64,
+    buried_before: Nanos,
 }
 
 /// A tube has at most this many flushes whose jobs are not freed: an epoch has 256 values, and each of
@@ -84,7 +84,7 @@ impl Queue {
         }
         let tube = &self.tubes[job.tube];
         let is_buried = matches!(job.state, State::Buried(_));
-        job.epoch != tube.epoch || (is_buried && job.buried_epoch() != tube.buried_epoch)
+        job.epoch != tube.epoch || (is_buried && job.due < tube.flushed_before)
     }
 
     /// Flushes a tube. Returns the number of deleted jobs, or `None` if jobs are left to be freed: then
@@ -124,10 +124,10 @@ impl Queue {
             reserved: 0,
             decision: Decision { kind, decided_at: self.now },
             epoch,
-            buried_epoch: tube.buried_epoch,
+            buried_before: self.last_buried_at + Nanos::ONE,
         };
         match kind {
-            FlushKind::Buried => tube.buried_epoch += 1,
+            FlushKind::Buried => tube.flushed_before = flush.buried_before,
             FlushKind::All => {
                 tube.epoch = tube.epoch.wrapping_add(1);
                 flush.ready = std::mem::take(&mut tube.ready);
@@ -279,7 +279,7 @@ impl Queue {
                 && flush.epoch == job.epoch
                 && match flush.decision.kind {
                     FlushKind::All => true,
-                    FlushKind::Buried => is_buried && flush.buried_epoch == job.buried_epoch(),
+                    FlushKind::Buried => is_buried && job.due < flush.buried_before,
                 }
         });
         flush.expect("a flushed job belongs to a flush").decision.decided_at

@@ -29,7 +29,7 @@ pub struct Job {
     pub counts: JobCounts,
     pub created_at: Nanos,
     /// The end of the delay, while it is delayed; the end of the TTR while it is reserved, or
-    /// [`Nanos::NEVER`] if the TTR has not begun; see [`Job::buried_epoch`].
+    /// [`Nanos::NEVER`] if the TTR has not begun; the moment of the bury while it is buried.
     pub due: Nanos,
     pub state: State,
     pub body: Body,
@@ -85,7 +85,10 @@ pub enum Target {
         /// The end of the delay.
         due: Nanos,
     },
-    Buried,
+    Buried {
+        /// The moment of the bury, which no other job has. Buried jobs are in this order.
+        at: Nanos,
+    },
 }
 
 /// The order of ready jobs: the lowest priority first, then the lowest id.
@@ -220,12 +223,6 @@ impl Job {
     /// Returns its key, if it is a unique job.
     pub fn unique(&self) -> Option<UniqueKey> {
         (self.key != UniqueKey::NONE).then_some(self.key)
-    }
-
-    /// Returns the epoch of the buried jobs of its tube when it was buried. A buried job has no delay, so
-    /// `due` has it.
-    pub fn buried_epoch(&self) -> u64 {
-        self.due.as_nanos()
     }
 
     /// Returns the rank among ready jobs.

@@ -62,8 +62,7 @@ impl Queue {
     pub(super) fn record_put(&mut self, key: JobKey, to: Target) {
         let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
-        let fields =
-            fields(job, &self.large_counts, target_state(to, binlog, self.now), self.clock_offset);
+        let fields = fields(job, &self.large_counts, to.record_state(), self.clock_offset);
         let (body, tube) = (self.bodies.bytes(&job.body), &self.tubes[job.tube].name);
         let unique = self.unique.record_of(job);
         binlog.put(key, &FullRecords { unique, fields, tube, body });
@@ -72,7 +71,7 @@ impl Queue {
     /// Records a release, bury or kick. The job is sent to `to`.
     pub(super) fn record_update(&mut self, key: JobKey, to: Target) {
         let Some(binlog) = &mut self.binlog else { return };
-        let state = target_state(to, binlog, self.now);
+        let state = to.record_state();
         binlog.update(key, &fields(&self.jobs[key], &self.large_counts, state, self.clock_offset));
     }
 
@@ -87,9 +86,9 @@ impl Queue {
     /// but a flush of buried jobs before that does not delete it.
     pub(super) fn record_hold(&mut self, key: JobKey, is_held: bool) -> Result<(), NoSpace> {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
-        let state = (RecordState::Buried, binlog.files.buried_at(key));
         let mark = if is_held { Mark::Held } else { Mark::None };
         let job = &self.jobs[key];
+        let state = (RecordState::Buried, job.due);
         let fields = Fields { mark, ..fields(job, &self.large_counts, state, self.clock_offset) };
         binlog.hold(key, &fields)
     }
@@ -235,24 +234,24 @@ impl Queue {
     fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
         let job = &self.jobs[key];
         let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        let buried_at =
-            || self.binlog.as_ref().map_or(Nanos::ZERO, |binlog| binlog.files.buried_at(key));
         match job.state {
             State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
             State::Delayed(_) => (RecordState::Delayed, due()),
             State::Reserved { .. } => (RecordState::Reserved, due()),
-            State::Buried(_) => (RecordState::Buried, buried_at()),
+            State::Buried(_) => (RecordState::Buried, job.due),
             State::Detached => unreachable!("compaction runs between two transitions"),
         }
     }
 }
 
-/// Returns the state for a record of a job that is sent to `to`, and its moment.
-fn target_state(to: Target, binlog: &mut Binlog, now: Nanos) -> (RecordState, Nanos) {
-    match to {
-        Target::Ready => (RecordState::Ready, Nanos::ZERO),
-        Target::Delayed { due } => (RecordState::Delayed, due),
-        Target::Buried => (RecordState::Buried, binlog.next_burial(now)),
+impl Target {
+    /// Returns the state for a record of a job that is sent to it, and its moment.
+    fn record_state(self) -> (RecordState, Nanos) {
+        match self {
+            Target::Ready => (RecordState::Ready, Nanos::ZERO),
+            Target::Delayed { due } => (RecordState::Delayed, due),
+            Target::Buried { at } => (RecordState::Buried, at),
+        }
     }
 }
 

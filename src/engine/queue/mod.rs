@@ -128,6 +128,8 @@ pub struct Queue {
     pub clock_offset: ClockOffset,
     next_wait_seq: WaitSeq,
     next_reserve_seq: u32,
+    /// The moment of the last bury, here or in the binlog.
+    last_buried_at: Nanos,
     tube_timers: Timers<TubeKey>,
     conn_timers: Timers<ConnKey>,
     /// The time of the last tick. What it has left is due then.
@@ -216,6 +218,7 @@ impl Queue {
             clock_offset: ClockOffset::default(),
             next_wait_seq: WaitSeq::FIRST,
             next_reserve_seq: 0,
+            last_buried_at: Nanos::ZERO,
             tube_timers: Timers::default(),
             conn_timers: Timers::default(),
             ticked_at: Nanos::ZERO,
@@ -427,7 +430,8 @@ impl Queue {
         self.reserve_update()?;
         self.count_event(key, CountedEvent::Bury);
         self.jobs[key].pri = pri;
-        self.transition(client, key, Target::Buried, End::Bury);
+        let target = self.next_burial();
+        self.transition(client, key, target, End::Bury);
         self.compact();
         Ok(())
     }
@@ -531,6 +535,13 @@ impl Queue {
 
     // ---- State changes ----
 
+    /// Returns the state of a job that is buried now: later than all others, even if the clock of the system was set
+    /// back.
+    fn next_burial(&mut self) -> Target {
+        self.last_buried_at = self.now.max(self.last_buried_at + Nanos::ONE);
+        Target::Buried { at: self.last_buried_at }
+    }
+
     /// Records the new state of a job that the connection holds in the binlog, and changes it.
     fn transition(&mut self, client: &mut Client, key: JobKey, target: Target, end: End) {
         self.record_update(key, target);
@@ -543,8 +554,8 @@ impl Queue {
         match target {
             Target::Ready => self.make_ready(key),
             Target::Delayed { due } => self.make_delayed(key, due),
-            Target::Buried => {
-                self.make_buried(key);
+            Target::Buried { at } => {
+                self.make_buried(key, at);
                 self.offer_parked();
             }
         }
@@ -652,11 +663,11 @@ impl Queue {
     }
 
     /// Appends a detached job to the buried jobs of its tube.
-    fn make_buried(&mut self, key: JobKey) {
+    fn make_buried(&mut self, key: JobKey, at: Nanos) {
         let job = &mut self.jobs[key];
-        let tube = &mut self.tubes[job.tube];
-        job.due = Nanos::from_nanos(tube.buried_epoch);
+        job.due = at;
         job.state = State::Buried(Links::LOOSE);
+        let tube = &mut self.tubes[job.tube];
         tube.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }

@@ -59,8 +59,6 @@ pub struct Replay<'q> {
 struct ReplayState<'q> {
     queue: &'q mut Queue,
     files: Files,
-    /// The moment of the last record of a buried job.
-    buried_at: Nanos,
     /// The tube of the last full record.
     tube: TubeKey,
     /// The last record of each job.
@@ -106,7 +104,6 @@ impl Queue {
         let state = ReplayState {
             queue: self,
             files: Files::default(),
-            buried_at: Nanos::ZERO,
             tube: Tubes::DEFAULT,
             last_states: PagedSlab::default(),
             flushes: Flushes::default(),
@@ -195,7 +192,7 @@ impl Replay<'_> {
         }
         state.queue.now = now;
         state.place_jobs()?;
-        let ReplayState { queue, mut files, buried_at, lost, damages, .. } = state;
+        let ReplayState { queue, mut files, lost, damages, .. } = state;
         let ReplayState { to_rewrite, flushed, held, .. } = state;
         files.gaps = history.gaps;
         let jobs = files.job_count();
@@ -214,7 +211,7 @@ impl Replay<'_> {
             );
         }
         queue.last_id = history.last_id;
-        let binlog = Binlog::begin(disk, policy, files, history.last_id, buried_at, now);
+        let binlog = Binlog::begin(disk, policy, files, history.last_id, now);
         queue.binlog = Some(binlog?);
         queue.finish_jobs(flushed, held, to_rewrite);
         queue.quarantine_damaged_files()?;
@@ -395,10 +392,10 @@ impl ReplayState<'_> {
             // Compaction has moved the job to a newer file.
             Some(before) if is_full && before.state == RecordState::Buried => before.moment,
             // C beanstalkd does not record when it buried the job: after the bury before.
-            Some(_) | None => self.buried_at + Nanos::ONE,
+            Some(_) | None => self.queue.last_buried_at + Nanos::ONE,
         };
         if state == RecordState::Buried {
-            self.buried_at = self.buried_at.max(moment);
+            self.queue.last_buried_at = self.queue.last_buried_at.max(moment);
         }
         let is_held = fields.mark == Mark::Held;
         let last = LastState { state, moment, is_held, since: self.flushes.count };
@@ -444,9 +441,8 @@ impl ReplayState<'_> {
             }
         }
         buried.sort_unstable();
-        for (moment, key) in buried {
-            self.files.set_buried_at(key, Some(moment))?;
-            self.queue.attach(key, Target::Buried);
+        for (at, key) in buried {
+            self.queue.attach(key, Target::Buried { at });
         }
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.
         self.queue.unique.limit_kept(now);

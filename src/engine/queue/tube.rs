@@ -46,9 +46,8 @@ pub struct Tube {
     pub pause: Option<Box<Pause>>,
     /// Increases with each flush of all jobs, and wraps. A job with another epoch is flushed.
     pub epoch: u8,
-    /// Increases with each flush of the buried jobs. A buried job with another epoch is
-    /// flushed.
-    pub buried_epoch: u64,
+    /// A job that was buried before this moment and still is, is flushed.
+    pub flushed_before: Nanos,
     /// The number of its jobs whose bodies are only in the binlog.
     pub cold: u32,
     /// The number of flushes whose jobs are not freed yet.
