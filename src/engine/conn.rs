@@ -432,7 +432,7 @@ impl Conn {
     /// Ends what the connection does, and forgets it everywhere. It is closing from now on.
     pub fn cancel(&mut self, s: &mut Store) {
         match std::mem::replace(&mut self.doing, Doing::Closing) {
-            Doing::ListTubes => s.lists.remove(self.client.key, &mut s.queue.tubes),
+            Doing::ListTubes => s.lists.remove(self.client.key),
             Doing::Steps(Steps::ListWatched(text, _)) => {
                 s.lists.incomplete_bytes -= text.len() as u64;
             }

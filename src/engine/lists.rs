@@ -2,11 +2,11 @@
 //! lists. [`commands::show`](super::commands::show) has the commands.
 
 use super::headroom::{self, Headroom};
-use super::keys::ConnKey;
+use super::keys::{ConnKey, TubeKey};
 use super::limits::Limits;
 use super::protocol::reply::{Reply, Word};
 use super::queue::listing::ListText;
-use super::queue::tube::{Listed, Tubes};
+use super::queue::tube::Tubes;
 use super::store::{BUFFERS_DIVISOR, Store};
 use std::collections::TryReserveError;
 use std::rc::{Rc, Weak};
@@ -16,7 +16,9 @@ use std::rc::{Rc, Weak};
 pub struct Lists {
     /// The connections that get the present list of all tubes, of which it is made or complete.
     recipients: Vec<ConnKey>,
-    /// The present list of all tubes, when it is complete.
+    /// The present list of all tubes, while it is made. `None` without memory for it.
+    listing: Option<Listing>,
+    /// The same list, when it is complete.
     complete: Option<Rc<ListText>>,
     /// The connections that requested a list since the present one was begun. They get the next one,
     /// because a list must not be older than its request.
@@ -25,6 +27,16 @@ pub struct Lists {
     unread: Vec<Weak<ListText>>,
     /// The bytes of lists of watched tubes that are being made.
     pub incomplete_bytes: u64,
+}
+
+/// A list of all tubes that is made in steps, while tubes are created and removed.
+#[derive(Debug)]
+struct Listing {
+    /// The tubes that there were when it was begun.
+    tubes: Vec<TubeKey>,
+    /// How many of them were listed, or are gone.
+    listed: usize,
+    text: ListText,
 }
 
 /// All long lists take at most this many bytes of memory, or a part of `--max-memory`.
@@ -59,12 +71,11 @@ impl Lists {
     }
 
     /// Forgets a connection.
-    pub fn remove(&mut self, key: ConnKey, tubes: &mut Tubes) {
+    pub fn remove(&mut self, key: ConnKey) {
         self.recipients.retain(|&other| other != key);
         self.requested_by.retain(|&other| other != key);
         if self.recipients.is_empty() {
-            self.complete = None;
-            tubes.drop_listing();
+            (self.listing, self.complete) = (None, None);
         }
     }
 
@@ -104,22 +115,43 @@ pub fn list_step(s: &mut Store) -> bool {
     if lists.is_idle() {
         return false;
     }
-    if lists.complete.is_none() {
-        if lists.recipients.is_empty() {
-            // The connections that requested a list until now get this one.
-            lists.recipients = std::mem::take(&mut lists.requested_by);
-            // Without memory for its beginning, `list_step` returns `NoMemory`.
-            let _ = queue.tubes.begin_listing();
-        }
-        match queue.tubes.list_step(queue.limits.names_per_list_step) {
-            Listed::Unfinished => return false,
-            Listed::NoMemory => {}
-            Listed::Complete(text) => {
-                let text = Rc::new(text);
-                lists.track(&text);
-                lists.complete = Some(text);
-            }
-        }
+    if lists.recipients.is_empty() {
+        // The connections that requested a list until now get this one.
+        lists.recipients = std::mem::take(&mut lists.requested_by);
+        lists.listing = Listing::begin(&queue.tubes).ok();
     }
-    true
+    let Some(mut listing) = lists.listing.take() else { return true };
+    match listing.step(&queue.tubes, queue.limits.names_per_list_step) {
+        Ok(true) => {
+            let text = Rc::new(listing.text);
+            lists.track(&text);
+            lists.complete = Some(text);
+        }
+        Ok(false) => lists.listing = Some(listing),
+        Err(_) => {}
+    }
+    lists.listing.is_none()
+}
+
+impl Listing {
+    fn begin(tubes: &Tubes) -> Result<Listing, TryReserveError> {
+        let mut keys = Vec::new();
+        headroom::leave(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
+        keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
+        Ok(Listing { tubes: keys, listed: 0, text: ListText::new()? })
+    }
+
+    /// Lists at most `most` tubes. A tube that exists during all steps is listed once. Returns whether the list is
+    /// complete.
+    fn step(&mut self, tubes: &Tubes, most: usize) -> Result<bool, TryReserveError> {
+        let from = self.listed;
+        self.listed = self.tubes.len().min(from + most);
+        for &key in &self.tubes[from..self.listed] {
+            tubes.get(key).map_or(Ok(()), |tube| self.text.push_name(&tube.name))?;
+        }
+        if self.listed < self.tubes.len() {
+            return Ok(false);
+        }
+        self.text.finish().map(|()| true)
+    }
 }

@@ -14,7 +14,6 @@ use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
-use crate::engine::queue::listing::ListText;
 use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::cell::Cell;
@@ -88,27 +87,6 @@ pub struct Tubes {
     /// The number of tubes removed since the start.
     pub removed_count: u64,
     hasher: RandomState,
-    /// The list of all tubes that is being made.
-    listing: Option<Listing>,
-}
-
-/// The result of one step of a list of all tubes.
-pub enum Listed {
-    /// The list is complete.
-    Complete(ListText),
-    /// There are more tubes.
-    Unfinished,
-    /// There is no memory for the list; it was dropped.
-    NoMemory,
-}
-
-/// A list of all tubes that is made in steps, while tubes are created and removed.
-struct Listing {
-    text: ListText,
-    /// The list has all tubes before this index.
-    next: usize,
-    /// There was no memory for a part of the list.
-    has_failed: bool,
 }
 
 impl Tube {
@@ -212,58 +190,7 @@ impl Tubes {
         if let Some(&moved) = self.order.get(tube.list_index()) {
             self[moved].list_index = tube.list_index;
         }
-        self.list_moved_tube(tube.list_index());
         true
-    }
-
-    // ---- Long lists ----
-
-    /// Begins a list of all tubes; [`Tubes::list_step`] adds the tubes.
-    pub fn begin_listing(&mut self) -> Result<(), TryReserveError> {
-        self.listing = Some(Listing { text: ListText::new()?, next: 0, has_failed: false });
-        Ok(())
-    }
-
-    /// Drops the list that is being made.
-    pub fn drop_listing(&mut self) {
-        self.listing = None;
-    }
-
-    /// Adds at most `most` tubes to the list. A tube that exists during all steps is listed once.
-    pub fn list_step(&mut self, most: usize) -> Listed {
-        let Some(listing) = &mut self.listing else { return Listed::NoMemory };
-        for _ in 0..most {
-            let next = self.order.get(listing.next).filter(|_| !listing.has_failed);
-            let Some(&key) = next else { break };
-            listing.next += 1;
-            listing.has_failed = listing.text.push_name(&self.table[key].name).is_err();
-        }
-        let is_complete = listing.next >= self.order.len();
-        if !is_complete && !listing.has_failed {
-            return Listed::Unfinished;
-        }
-        let has_failed = listing.has_failed || listing.text.finish().is_err();
-        match self.listing.take() {
-            Some(listing) if !has_failed => Listed::Complete(listing.text),
-            Some(_) | None => Listed::NoMemory,
-        }
-    }
-
-    /// Lists the tube that was moved from the end of the order to `index`, if that index was listed
-    /// already and the tube is not in the list yet.
-    fn list_moved_tube(&mut self, index: usize) {
-        let Some(listing) = &mut self.listing else { return };
-        if index >= listing.next {
-            return;
-        }
-        if listing.next > self.order.len() {
-            // All tubes are listed, and one of them was removed.
-            listing.next = self.order.len();
-            return;
-        }
-        if let Some(&moved) = self.order.get(index) {
-            listing.has_failed |= listing.text.push_name(&self.table[moved].name).is_err();
-        }
     }
 
     /// Returns all tubes with their keys, in the order of `list-tubes`.
