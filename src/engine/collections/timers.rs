@@ -1,4 +1,4 @@
-//! Timers: one for each connection, or for each tube.
+//! Timers: one for each connection, for each tube, or for each key of a deleted job.
 //!
 //! All timers of one kind are in a heap by their time. One that is not set has the time [`Nanos::NEVER`], so
 //! setting a timer needs no memory. A timer is only moved to an earlier time. An early expiry at which nothing
@@ -8,6 +8,7 @@
 //! let one expire, and 32 bytes for each. Timers are set and expire seldom, so the heap is not slower.
 
 use super::heap::{Entry, Heap};
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{Key, NIL};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
@@ -42,7 +43,8 @@ impl<K: Key + fmt::Debug> Timers<K> {
         self.heap.try_reserve_one()?;
         let len = key.number() as usize + 1;
         if len > self.indexes.len() {
-            self.indexes.try_reserve(len - self.indexes.len())?;
+            let missing = len - self.indexes.len();
+            headroom::leave(Headroom::Quarter, || self.indexes.try_reserve(missing))?;
             self.indexes.resize(len, NIL);
         }
         Ok(())
@@ -60,6 +62,14 @@ impl<K: Key + fmt::Debug> Timers<K> {
     pub fn remove(&mut self, key: K) {
         let index = std::mem::replace(&mut self.indexes[key.number() as usize], NIL);
         self.heap.remove(index, &mut self.indexes);
+        if self.heap.is_empty() {
+            self.indexes = Vec::new();
+        }
+    }
+
+    /// Returns the memory of all timers in bytes.
+    pub fn taken_bytes(&self) -> u64 {
+        (self.heap.len() * size_of::<Timer<K>>() + self.indexes.len() * size_of::<u32>()) as u64
     }
 
     /// Sets the timer so that it expires at `at`, or earlier if it was set to an earlier time.

@@ -91,7 +91,7 @@ impl Queue {
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
         let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
-        let ends = self.unique.next_end().unwrap_or(Nanos::NEVER);
+        let ends = self.unique.next_end();
         let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
         let slots = self.offers_due();

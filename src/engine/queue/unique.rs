@@ -14,10 +14,9 @@
 //! A flush decides at one moment, but frees the jobs later. Until then the index has a flushed job next
 //! to a new job with the same key. A search skips keys that are not in force.
 //!
-//! A key takes 36 bytes, of which the digest is 16. A kept key takes 52, and 16 in a heap of all kept keys:
-//! the first ones are forgotten when their time has
-//! passed, some in each tick. They have no timers, because a flush can end the time of a million keys at one
-//! moment, and all other timers would wait for them. A job without a key takes nothing.
+//! A key takes 36 bytes, of which the digest is 16. A kept key takes 44, and 20 for its timer. Some of those whose
+//! time has passed are forgotten in each tick: a flush can end the time of a million keys at one moment, so their
+//! timers are apart from those of tubes and connections. A job without a key takes nothing.
 
 use super::Queue;
 use super::flush::Decision;
@@ -26,9 +25,9 @@ use super::job::{Job, JobState};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::SHORT_LEN;
 use crate::engine::collections::chains::{HashSlab, Hashed};
-use crate::engine::collections::heap::{Entry, Heap};
+use crate::engine::collections::timers::Timers;
 use crate::engine::digest::{Con, Digest, Secret};
-use crate::engine::keys::{JobKey, KeptKey, MemberKey, Owner, UniqueKey};
+use crate::engine::keys::{JobKey, KeptKey, Key, MemberKey, Owner, UniqueKey};
 use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::collections::{BTreeSet, TryReserveError};
@@ -40,8 +39,8 @@ pub struct UniqueKeys {
     /// The keys of jobs that are not freed.
     of_jobs: HashSlab<UniqueKey, KeyOfJob>,
     kept: HashSlab<KeptKey, Kept>,
-    /// All kept keys, by their end.
-    ends: Heap<KeptEntry>,
+    /// When each kept key is forgotten.
+    ends: Timers<KeptKey>,
     /// The groups of jobs of which only some may be reserved.
     pub groups: Groups,
     /// Random, or that of the records that were replayed.
@@ -71,33 +70,8 @@ struct Kept {
     until: Nanos,
     digest: Digest,
     ttl_secs: u32,
-    /// The index in [`UniqueKeys::ends`].
-    index: u32,
     /// The next key in its chain.
     next: Cell<u32>,
-}
-
-/// A kept key in the heap of all of them.
-#[derive(Clone, Copy, Debug)]
-struct KeptEntry {
-    until: Nanos,
-    key: KeptKey,
-}
-
-impl Entry for KeptEntry {
-    type Store = HashSlab<KeptKey, Kept>;
-
-    fn is_before(self, other: KeptEntry, _: &HashSlab<KeptKey, Kept>) -> bool {
-        (self.until, self.key) < (other.until, other.key)
-    }
-
-    fn set_index(self, index: u32, kept: &mut HashSlab<KeptKey, Kept>) {
-        kept[self.key].index = index;
-    }
-
-    fn index(self, kept: &HashSlab<KeptKey, Kept>) -> Option<u32> {
-        kept.get(self.key).filter(|kept| kept.until == self.until).map(|kept| kept.index)
-    }
 }
 
 /// The key of a put.
@@ -217,8 +191,7 @@ impl Queue {
     /// Forgets kept keys whose time has passed, or the first of many.
     pub(super) fn forget_ended(&mut self) {
         for _ in 0..self.limits.keys_forgotten_per_tick {
-            let first = self.unique.ends.first().filter(|first| first.until <= self.now);
-            let Some(&KeptEntry { key, .. }) = first else { return };
+            let Some(key) = self.unique.ends.pop_due(self.now) else { return };
             self.forget_kept(key);
         }
     }
@@ -241,8 +214,9 @@ impl Queue {
         }
         let with_key = self.jobs.iter().filter(|(_, job)| job.unique().is_some());
         assert_eq!(of_jobs.len(), with_key.count(), "keys of jobs, and jobs with keys");
-        ends.check(kept, format_args!("the ends of kept keys"));
-        assert_eq!(ends.len(), kept.len(), "kept keys with an end, and all of them");
+        ends.check(kept.len(), format_args!("the ends of kept keys"));
+        let is_timed = |(key, kept): (KeptKey, &Kept)| ends.at(key) == kept.until;
+        assert!(kept.iter().all(is_timed), "a kept key is not forgotten at its end");
         if let Some(binlog) = &self.binlog {
             kept.iter().for_each(|(key, _)| binlog.check_entry(Owner::KeptKey(key), SHORT_LEN));
         }
@@ -279,16 +253,12 @@ impl UniqueKeys {
     /// Returns the memory of all keys, in bytes.
     pub fn taken_bytes(&self) -> u64 {
         let groups = self.groups.taken_bytes();
-        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + self.end_bytes() + groups
+        self.of_jobs.taken_bytes() + self.kept.taken_bytes() + self.ends.taken_bytes() + groups
     }
 
     /// Returns the memory of all keys without their chains, in bytes.
     pub fn page_bytes(&self) -> u64 {
-        self.of_jobs.page_bytes() + self.kept.page_bytes() + self.end_bytes()
-    }
-
-    fn end_bytes(&self) -> u64 {
-        (self.ends.len() * size_of::<KeptEntry>()) as u64
+        self.of_jobs.page_bytes() + self.kept.page_bytes() + self.ends.taken_bytes()
     }
 
     /// Ensures that one more job can have a key without allocating.
@@ -299,14 +269,14 @@ impl UniqueKeys {
 
     /// Ensures that the key of a job can be kept without allocating. Returns it.
     pub fn try_reserve_kept(&mut self) -> Result<KeptKey, TryReserveError> {
-        self.ends.try_reserve_one()?;
         self.kept.try_reserve_one()?;
-        Ok(self.kept.next_key())
+        let key = self.kept.next_key();
+        self.ends.try_reserve(key).map(|()| key)
     }
 
     /// Returns when the time of the next kept key has passed.
-    pub fn next_end(&self) -> Option<Nanos> {
-        self.ends.first().map(|first| first.until)
+    pub fn next_end(&self) -> Nanos {
+        self.ends.next_due()
     }
 
     /// Returns whether the key of a job is kept after the delete of the job.
@@ -348,7 +318,7 @@ impl UniqueKeys {
 
     /// Removes a kept key.
     pub(super) fn remove_kept(&mut self, key: KeptKey) {
-        self.ends.remove(self.kept[key].index, &mut self.kept);
+        self.ends.remove(key);
         self.kept.remove(key);
     }
 
@@ -364,18 +334,10 @@ impl UniqueKeys {
 
     /// Keeps no key for longer than its TTL from now on.
     pub(super) fn limit_kept(&mut self, now: Nanos) {
-        for page in 0..self.kept.page_count() {
-            let entries = self.kept.in_page(page).filter_map(|(key, kept)| {
-                let latest = now + Nanos::from_secs(kept.ttl_secs);
-                (kept.until > latest).then_some(KeptEntry { until: latest, key })
-            });
-            let entries: Vec<KeptEntry> = entries.collect();
-            for entry in entries {
-                let kept = &mut self.kept[entry.key];
-                kept.until = entry.until;
-                let index = kept.index;
-                self.ends.replace(index, entry, &mut self.kept);
-            }
+        for key in (0..).take(self.kept.numbers_end()).map(KeptKey::from_number) {
+            let Some(kept) = self.kept.get_mut(key) else { continue };
+            kept.until = kept.until.min(now + Nanos::from_secs(kept.ttl_secs));
+            self.ends.set_no_later_than(key, kept.until);
         }
     }
 
@@ -389,10 +351,9 @@ impl UniqueKeys {
     pub(super) fn add_kept(&mut self, new: NewKey, id: u64, until: Nanos) -> KeptKey {
         let NewKey { digest, ttl_secs, .. } = new;
         let id = NonZero::new(id).expect("no job has the id 0");
-        let next = Cell::default();
-        // The heap sets the index.
-        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, index: 0, next });
-        self.ends.insert(KeptEntry { until, key }, &mut self.kept);
+        let key = self.kept.insert(Kept { id, until, digest, ttl_secs, next: Cell::default() });
+        self.ends.add(key);
+        self.ends.set_no_later_than(key, until);
         key
     }
 }
@@ -562,7 +523,7 @@ mod tests {
     #[test]
     fn a_key_takes_at_most_40_bytes() {
         assert_eq!(size_of::<Option<KeyOfJob>>(), 32);
-        assert_eq!(size_of::<Option<Kept>>(), 48);
+        assert_eq!(size_of::<Option<Kept>>(), 40);
         let mut queue = Queue::new(Limits::DEFAULT);
         for id in 1..=10_000 {
             assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);
