@@ -51,9 +51,6 @@ pub trait Entry: Copy + fmt::Debug {
 
     /// Stores `index` as the position of this entry in its heap.
     fn set_index(self, index: u32, store: &mut Self::Store);
-
-    /// Returns the index that was stored last, or `None` if no entry of this kind is stored.
-    fn index(self, store: &Self::Store) -> Option<u32>;
 }
 
 /// A heap of entries that know their index. As a slice it has them in arbitrary order, the one that comes before
@@ -202,13 +199,18 @@ impl<E: Entry> Heap<E> {
         self.write(hole, entry, store);
     }
 
-    /// Checks that no entry comes before its parent and that each stored index is right.
+    /// Checks that no entry comes before its parent and that each stored index, which `index_of` returns, is right.
     ///
     /// # Panics
     /// An invariant is broken. `what` names the heap in the message.
-    pub fn check(&self, store: &E::Store, what: fmt::Arguments<'_>) {
+    pub fn check(
+        &self,
+        store: &E::Store,
+        what: fmt::Arguments<'_>,
+        index_of: impl Fn(E) -> Option<u32>,
+    ) {
         for (index, &entry) in self.iter().enumerate() {
-            let stored = entry.index(store);
+            let stored = index_of(entry);
             assert!(
                 stored.is_some_and(|stored| stored as usize == index),
                 "{what}: {entry:?} is at index {index}, but the stored index is {stored:?}"
@@ -254,10 +256,10 @@ mod tests {
         fn set_index(self, index: u32, indexes: &mut Vec<u32>) {
             indexes[self.name as usize] = index;
         }
+    }
 
-        fn index(self, indexes: &Vec<u32>) -> Option<u32> {
-            indexes.get(self.name as usize).copied()
-        }
+    fn check(heap: &Heap<Item>, indexes: &[u32], what: fmt::Arguments<'_>) {
+        heap.check(&indexes.to_vec(), what, |item| indexes.get(item.name as usize).copied());
     }
 
     #[test]
@@ -304,7 +306,7 @@ mod tests {
                 assert_eq!(heap.first_entries(20, &indexes), first);
             }
             assert_eq!(heap.len(), model.len());
-            heap.check(&indexes, format_args!("step {step}"));
+            check(&heap, &indexes, format_args!("step {step}"));
         }
         assert!(heap.iter().all(|item| model.contains(item)));
     }
@@ -319,12 +321,13 @@ mod tests {
             heap.insert(Item { key: name, name }, &mut indexes);
             assert!(heap.entries.capacity() <= heap.len() + heap.step());
         }
-        heap.check(&indexes, format_args!("the full heap"));
+        check(&heap, &indexes, format_args!("the full heap"));
         for name in 0..count {
             let capacity = heap.entries.capacity();
             assert_eq!(heap.remove(0, &mut indexes), Item { key: name, name });
             assert!(capacity - heap.entries.capacity() < 2 * MOST_STEP);
         }
         assert!(heap.entries.capacity() <= KEPT_CAPACITY);
+        check(&heap, &indexes, format_args!("the drained heap"));
     }
 }

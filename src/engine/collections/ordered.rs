@@ -12,54 +12,26 @@
 //! too, so no job is refused. Among a million jobs a place in the tree costs 2 us, and in the heap 0.1 us.
 
 use super::heap::{Entry, Heap};
-use super::list::{Linked, Links, List};
+use super::list::{Linked, List};
 use super::tree::{Order, Tree};
 use std::cmp::Ordering;
 use std::fmt;
 use std::marker::PhantomData;
 
 /// An entry of an [`Ordered`]. The links of an object have its index while it is in the heap.
-pub trait Ranked: Copy + fmt::Debug {
-    /// The objects.
-    type Store: Linked;
-
+pub trait Ranked: Entry<Store: Linked> {
     /// Returns the entry of the object `key`, with its present rank.
     fn of(key: u32, store: &Self::Store) -> Self;
 
     fn key(self) -> u32;
 
-    /// Returns whether this entry comes before `other`.
-    fn precedes(self, other: Self, store: &Self::Store) -> bool;
-
     /// Returns whether a run whose last entry is `last` can be continued with this one.
     fn follows(self, last: Self, store: &Self::Store) -> bool {
-        last.precedes(self, store)
+        last.is_before(self, store)
     }
 
     /// Returns a hash of the object `key` that clients cannot choose.
     fn weight(key: u32, store: &Self::Store) -> u32;
-
-    /// Stores the index in the heap with the object.
-    fn store_index(self, index: u32, store: &mut Self::Store) {
-        *store.links_mut(self.key()) = Links::at_index(index);
-    }
-}
-
-impl<E: Ranked> Entry for E {
-    type Store = E::Store;
-
-    #[inline]
-    fn is_before(self, other: E, store: &E::Store) -> bool {
-        self.precedes(other, store)
-    }
-
-    fn set_index(self, index: u32, store: &mut E::Store) {
-        self.store_index(index, store);
-    }
-
-    fn index(self, store: &E::Store) -> Option<u32> {
-        store.links(self.key()).index()
-    }
 }
 
 /// The heap may grow again for each entry at which the tree has a multiple of this number.
@@ -72,7 +44,7 @@ impl<E: Ranked> Order for ByRank<E> {
     type Store = E::Store;
 
     fn precedes(key: u32, other: u32, store: &E::Store) -> bool {
-        E::of(key, store).precedes(E::of(other, store), store)
+        E::of(key, store).is_before(E::of(other, store), store)
     }
 
     fn weight(key: u32, store: &E::Store) -> u32 {
@@ -104,7 +76,7 @@ impl<E: Ranked> Ordered<E> {
     pub fn first(&self, store: &E::Store) -> Option<u32> {
         let first = match (self.run.front(), self.heap.first()) {
             (run, None) => run,
-            (Some(run), Some(least)) if !least.precedes(E::of(run, store), store) => Some(run),
+            (Some(run), Some(least)) if !least.is_before(E::of(run, store), store) => Some(run),
             (_, Some(least)) => Some(least.key()),
         };
         let Some(in_tree) = self.tree.first() else { return first };
@@ -174,7 +146,7 @@ impl<E: Ranked> Ordered<E> {
         let others = self.run.iter(store).take(count).chain(self.tree.iter(store).take(count));
         let mut first = self.heap.first_entries(count, store);
         first.extend(others.map(|key| E::of(key, store)));
-        let order = |a: &E, b: &E| match a.precedes(*b, store) {
+        let order = |a: &E, b: &E| match a.is_before(*b, store) {
             true => Ordering::Less,
             false => Ordering::Greater,
         };
@@ -196,10 +168,10 @@ impl<E: Ranked> Ordered<E> {
             last = Some(entry);
             each(key);
         });
-        self.heap.check(store, what);
+        self.heap.check(store, what, |entry| store.links(entry.key()).index());
         for &entry in self.heap.iter() {
             let now = E::of(entry.key(), store);
-            let is_same = !entry.precedes(now, store) && !now.precedes(entry, store);
+            let is_same = !entry.is_before(now, store) && !now.is_before(entry, store);
             assert!(is_same, "{what}: {entry:?} is in the heap, and the job has {now:?}");
             each(entry.key());
         }
@@ -210,6 +182,7 @@ impl<E: Ranked> Ordered<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::collections::list::Links;
     use crate::engine::collections::tree::tests::{ByNumber, Store};
     use crate::engine::headroom;
     use std::collections::BTreeSet;
@@ -217,19 +190,25 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Item(u32, u32);
 
-    impl Ranked for Item {
+    impl Entry for Item {
         type Store = Store;
 
+        fn is_before(self, other: Item, _: &Store) -> bool {
+            (self.0, self.1) < (other.0, other.1)
+        }
+
+        fn set_index(self, index: u32, store: &mut Store) {
+            *store.links_mut(self.1) = Links::at_index(index);
+        }
+    }
+
+    impl Ranked for Item {
         fn of(key: u32, store: &Store) -> Item {
             Item(store[key as usize].0, key)
         }
 
         fn key(self) -> u32 {
             self.1
-        }
-
-        fn precedes(self, other: Item, _: &Store) -> bool {
-            (self.0, self.1) < (other.0, other.1)
         }
 
         fn weight(key: u32, store: &Store) -> u32 {

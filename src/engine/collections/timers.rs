@@ -106,7 +106,8 @@ impl<K: Key + fmt::Debug> Timers<K> {
     /// # Panics
     /// An invariant is broken. `what` names the timers in the message.
     pub fn check(&self, count: usize, what: fmt::Arguments<'_>) {
-        self.heap.check(&self.indexes, what);
+        let index_of = |timer: Timer<K>| self.indexes.get(timer.key.number() as usize).copied();
+        self.heap.check(&self.indexes, what, index_of);
         assert_eq!(self.heap.len(), count, "{what}, and their objects");
         let set = self.indexes.iter().filter(|index| **index != NIL);
         assert_eq!(set.count(), count, "{what}, and their indexes");
@@ -122,10 +123,6 @@ impl<K: Key + fmt::Debug> Entry for Timer<K> {
 
     fn set_index(self, index: u32, indexes: &mut Vec<u32>) {
         indexes[self.key.number() as usize] = index;
-    }
-
-    fn index(self, indexes: &Vec<u32>) -> Option<u32> {
-        indexes.get(self.key.number() as usize).copied()
     }
 }
 

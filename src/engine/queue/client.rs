@@ -173,7 +173,7 @@ impl Client {
         job.state.holder() == Some(self.key)
     }
 
-    fn index_of(&self, job: &Job) -> u32 {
+    pub(super) fn index_of(&self, job: &Job) -> u32 {
         let State::Reserved(Holder { by, index }) = job.state else {
             unreachable!("a connection holds a job that is not reserved")
         };

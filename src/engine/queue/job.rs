@@ -173,13 +173,7 @@ pub enum JobState {
 impl JobState {
     /// Returns the name in lists and statistics.
     pub fn name(self) -> &'static str {
-        match self {
-            JobState::Ready => "ready",
-            JobState::Reserved => "reserved",
-            JobState::Delayed => "delayed",
-            JobState::Buried => "buried",
-            JobState::Deleted => "deleted",
-        }
+        ["ready", "reserved", "delayed", "buried", "deleted"][self as usize]
     }
 }
 
@@ -288,9 +282,22 @@ impl Linked for Jobs {
 
 const NOT_LISTED: &str = "a list has a job whose state has no list";
 
-impl<R: OrderedBy> Ranked for TubeEntry<R> {
+impl<R: OrderedBy> Entry for TubeEntry<R> {
     type Store = Jobs;
 
+    #[inline]
+    fn is_before(self, other: TubeEntry<R>, jobs: &Jobs) -> bool {
+        let (rank, others) = (self.rank, other.rank);
+        rank < others || (rank == others && jobs[self.job].id < jobs[other.job].id)
+    }
+
+    /// A heap moves many entries: writing the state costs less than reading it first.
+    fn set_index(self, index: u32, jobs: &mut Jobs) {
+        jobs[self.job].state = R::state(Links::at_index(index));
+    }
+}
+
+impl<R: OrderedBy> Ranked for TubeEntry<R> {
     fn of(key: u32, jobs: &Jobs) -> TubeEntry<R> {
         let job = JobKey::from_number(key);
         TubeEntry { rank: R::of(&jobs[job]), job }
@@ -300,25 +307,14 @@ impl<R: OrderedBy> Ranked for TubeEntry<R> {
         self.job.number()
     }
 
-    #[inline]
-    fn precedes(self, other: TubeEntry<R>, jobs: &Jobs) -> bool {
-        let (rank, others) = (self.rank, other.rank);
-        rank < others || (rank == others && jobs[self.job].id < jobs[other.job].id)
-    }
-
     fn follows(self, last: TubeEntry<R>, jobs: &Jobs) -> bool {
         let (rank, before) = (self.rank, last.rank);
-        (rank == before || !R::IS_EQUAL_IN_RUNS) && last.precedes(self, jobs)
+        (rank == before || !R::IS_EQUAL_IN_RUNS) && last.is_before(self, jobs)
     }
 
     /// Clients do not know when a job was created to the nanosecond.
     fn weight(key: u32, jobs: &Jobs) -> u32 {
         low_half(mix(jobs[JobKey::from_number(key)].created_at.as_nanos() ^ mix(key.into())))
-    }
-
-    /// A heap moves many entries: writing the state costs less than reading it first.
-    fn store_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = R::state(Links::at_index(index));
     }
 }
 
@@ -333,10 +329,5 @@ impl Entry for ReservedEntry {
         if let State::Reserved(holder) = &mut jobs[self.job].state {
             holder.index = new;
         }
-    }
-
-    fn index(self, jobs: &Jobs) -> Option<u32> {
-        let State::Reserved(holder) = jobs[self.job].state else { return None };
-        Some(holder.index)
     }
 }

@@ -433,10 +433,6 @@ impl Entry for Waiter {
     fn set_index(self, index: u32, watches: &mut Watches) {
         watches[self.watch].waiter_index = index;
     }
-
-    fn index(self, watches: &Watches) -> Option<u32> {
-        Some(watches[self.watch].waiter_index)
-    }
 }
 
 impl BestJob {
@@ -454,10 +450,6 @@ impl Entry for BestJob {
 
     fn set_index(self, index: u32, watches: &mut Watches) {
         watches[self.watch].best_index = index;
-    }
-
-    fn index(self, watches: &Watches) -> Option<u32> {
-        Some(watches[self.watch].best_index)
     }
 }
 

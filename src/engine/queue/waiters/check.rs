@@ -1,6 +1,6 @@
 //! Checks the watches, the waiters and the cached best jobs, for tests.
 
-use super::{BestJob, Watch, Watcher, Watching};
+use super::{BestJob, Waiter, Watch, Watcher, Watching};
 use crate::engine::collections::list::List;
 use crate::engine::keys::{ConnKey, Key, NIL, TubeKey, WatchKey};
 use crate::engine::queue::Queue;
@@ -33,7 +33,8 @@ impl Queue {
             self.check_list(dirty, what, |_, watch| watch.conn == conn && watch.is_dirty);
             if let Some(best_jobs) = best_jobs {
                 let what = format_args!("the best jobs of connection {index}");
-                best_jobs.check(&self.watches, what);
+                let index_of = |best: BestJob| Some(self.watches[best.watch].best_index);
+                best_jobs.check(&self.watches, what, index_of);
                 let is_own = |best: &BestJob| self.watches[best.watch].conn == conn;
                 assert!(best_jobs.iter().all(is_own), "{what} have one of another");
                 cached += best_jobs.len();
@@ -77,7 +78,8 @@ impl Queue {
 
     fn check_waiters(&self, key: TubeKey, tube: &Tube, clients: &BTreeMap<ConnKey, &Client>) {
         let Tube { name, waiters, clean, .. } = tube;
-        waiters.check(&self.watches, format_args!("the waiters of tube {name}"));
+        let index_of = |waiter: Waiter| Some(self.watches[waiter.watch].waiter_index);
+        waiters.check(&self.watches, format_args!("the waiters of tube {name}"), index_of);
         for waiter in waiters.iter() {
             let watch = &self.watches[waiter.watch];
             let wait = self.watchers[watch.conn].wait;
