@@ -23,8 +23,11 @@ pub struct Directory {
     home: Arc<Home>,
     /// The open files, the one that was used last at the end.
     files: Vec<OpenFile>,
-    /// The threads that wait for the disk, if there are any.
-    threads: Option<Threads>,
+    /// The thread that syncs files and frees removed ones, and the one that reads bodies back, if they are started:
+    /// two, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and system calls need
+    /// no locks, which is measurable for each command.
+    syncs: Option<DiskThread<FinishedSync>>,
+    reads: Option<DiskThread<io::Result<Vec<u8>>>>,
     /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
     /// at once would stall the loop, or a sync of the thread, for milliseconds.
     unlinked: Vec<(Arc<File>, u64)>,
@@ -45,15 +48,6 @@ struct OpenFile {
     /// It is open for writing, and stays open until [`Disk::close`]: a sync reports a failed write only to
     /// descriptors that were open then.
     is_written: bool,
-}
-
-/// Two threads, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and
-/// system calls need no locks, which is measurable for each command.
-struct Threads {
-    /// `None` if no bodies are read back.
-    reads: Option<DiskThread<io::Result<Vec<u8>>>>,
-    /// Syncs files and frees removed ones.
-    syncs: DiskThread<FinishedSync>,
 }
 
 /// Files that can be open at once: the current file, two that are not synced yet, one that is being
@@ -112,7 +106,8 @@ impl Directory {
         Ok(Directory {
             home: Arc::new(Home { path: path.to_owned(), file: File::open(path)? }),
             files: Vec::new(),
-            threads: None,
+            syncs: None,
+            reads: None,
             unlinked: Vec::new(),
             reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
@@ -145,15 +140,15 @@ impl Directory {
             return taken;
         }
         self.unlinked.clear();
-        self.threads.iter().for_each(|threads| threads.syncs.catch_up());
+        self.syncs.iter().for_each(DiskThread::catch_up);
         self.reserve_fds();
         allocate(self.file(number, true)?, from, to)
     }
 
     fn reserve_fds(&mut self) {
         let read = self.files.iter().filter(|it| !it.is_written).count();
-        let for_reads = if self.reads_back() { MAX_READ - read } else { 0 };
-        let for_syncs = if self.threads.is_some() { MAX_SYNCING } else { 0 };
+        let for_reads = if self.reads.is_some() { MAX_READ - read } else { 0 };
+        let for_syncs = if self.syncs.is_some() { MAX_SYNCING } else { 0 };
         let wanted = RESERVED_FDS + for_reads + for_syncs;
         let wanted = if self.lock.is_some() { wanted } else { 0 };
         let missing = wanted.saturating_sub(self.reserved_fds.len());
@@ -166,18 +161,10 @@ impl Directory {
         let waker = Arc::new(waker);
         // A read may take any time.
         let reads = reads_back.then(|| DiskThread::start("reads", Arc::clone(&waker), false));
-        let syncs = DiskThread::start("syncs", Arc::clone(&waker), true)?;
-        self.threads = Some(Threads { reads: reads.transpose()?, syncs });
+        self.syncs = Some(DiskThread::start("syncs", Arc::clone(&waker), true)?);
+        self.reads = reads.transpose()?;
         self.reserve_fds();
         Ok(())
-    }
-
-    fn reads(&self) -> Option<&DiskThread<io::Result<Vec<u8>>>> {
-        self.threads.as_ref()?.reads.as_ref()
-    }
-
-    fn reads_back(&self) -> bool {
-        self.reads().is_some()
     }
 
     /// Returns the file, open for reading or, if it `is_written`, for both. It may be a file of C beanstalkd, which
@@ -202,7 +189,7 @@ impl Directory {
     /// Makes sure that one more file can be open for reading. Reads that wait keep their files open: if
     /// clients have all other descriptors, those that are reserved for writing are not used.
     fn make_room_for_read(&mut self) -> io::Result<()> {
-        let most = if self.reads_back() { MAX_READ } else { 1 };
+        let most = if self.reads.is_some() { MAX_READ } else { 1 };
         let read = self.files.iter().enumerate().filter(|(_, it)| !it.is_written);
         if read.clone().count() == most {
             let idle = read.clone().find(|(_, it)| Arc::strong_count(&it.file) == 1);
@@ -210,7 +197,7 @@ impl Directory {
             self.files.remove(index);
         }
         self.reserve_fds();
-        if self.reads_back() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
+        if self.reads.is_some() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
             return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
         }
         Ok(())
@@ -262,17 +249,17 @@ impl Disk for Directory {
 
     fn begin_read(&mut self, read: RecordRead) {
         let file = self.file(read.file, false).cloned();
-        let reads = self.reads().expect("the thread is started before bodies are read back");
+        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
         reads.ask(move || read_record(&*file?, read));
     }
 
     fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.reads()?.finished(false)
+        self.reads.as_ref()?.finished(false)
     }
 
     fn will_read(&mut self, RecordRead { file, offset, len, .. }: RecordRead) {
         if let Ok(file) = self.file(file, false).cloned()
-            && let Some(reads) = self.reads()
+            && let Some(reads) = &self.reads
             && reads.waiting() < MAX_QUEUED
         {
             reads.run(move || files::begin_reading_in(&file, offset.into(), len.into()));
@@ -313,8 +300,8 @@ impl Disk for Directory {
         let home = with_names.then(|| Arc::clone(&self.home));
         let open = |&number: &FileNumber| (number, self.file(number, false).cloned());
         let files: Unsynced = files.iter().map(open).collect();
-        match &self.threads {
-            Some(Threads { syncs, .. }) if in_background => {
+        match &self.syncs {
+            Some(syncs) if in_background => {
                 syncs.ask(move || FinishedSync::of(home.as_deref(), files));
             }
             Some(_) | None => self.synced = Some(FinishedSync::of(home.as_deref(), files)),
@@ -324,7 +311,7 @@ impl Disk for Directory {
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
         let FinishedSync { result, took, files } = match self.synced.take() {
             Some(finished) => finished,
-            None => self.threads.as_ref()?.syncs.finished(must_wait)?,
+            None => self.syncs.as_ref()?.finished(must_wait)?,
         };
         drop(files);
         self.reserve_fds();
@@ -376,10 +363,10 @@ impl Disk for Directory {
 
     fn truncate_step(&mut self) -> bool {
         while let Some((file, len)) = self.unlinked.first_mut() {
-            match &self.threads {
+            match &self.syncs {
                 // The end of a task wakes the loop for the next step.
-                Some(Threads { syncs, .. }) if syncs.waiting() > 0 => return false,
-                Some(Threads { syncs, .. }) if *len > 0 => {
+                Some(syncs) if syncs.waiting() > 0 => return false,
+                Some(syncs) if *len > 0 => {
                     *len = len.saturating_sub(TRUNCATE_STEP_OF_THREAD);
                     let (file, len) = (Arc::clone(file), *len);
                     syncs.run(move || drop(file.set_len(len)));
@@ -558,7 +545,7 @@ mod tests {
             if number % 4 == 0 {
                 while !directory.unlinked.is_empty() {
                     assert!(!directory.truncate_step(), "the thread wakes the loop");
-                    directory.threads.as_ref().unwrap().syncs.catch_up();
+                    directory.syncs.as_ref().unwrap().catch_up();
                 }
                 // The last step is that the thread closes it.
                 assert!(open.metadata().unwrap().len() < SIZE);
