@@ -8,11 +8,6 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-
-fn start(flags: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
-    Daemon::with_inherited(Path::new(BEANSTALKD), flags, socket)
-}
 
 #[test]
 fn inherited_sockets_are_used_instead_of_flags() {
@@ -24,7 +19,7 @@ fn inherited_sockets_are_used_instead_of_flags() {
     let listener = UnixListener::bind(&socket.path).unwrap();
     let mode = socket.path.metadata().unwrap().mode();
     let flags = ["-l", "unix:/no/such/directory/socket", "--socket-mode", "000"];
-    let mut daemon = start(&flags, listener);
+    let mut daemon = Daemon::with_inherited(&flags, listener);
     daemon.wait_for_log(WARNING);
     socket.connect().expect_service();
     assert_eq!(socket.path.metadata().unwrap().mode(), mode);
@@ -34,11 +29,15 @@ fn inherited_sockets_are_used_instead_of_flags() {
 fn flags_with_the_address_of_an_inherited_socket_cause_no_warning() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let daemon = start(&["-l", "127.0.0.1", "-p", &address.port().to_string()], listener);
+    let daemon =
+        Daemon::with_inherited(&["-l", "127.0.0.1", "-p", &address.port().to_string()], listener);
     Client::connect(address).expect_service();
     assert_eq!(daemon.stop(), "");
     let socket = UnixPath::new();
-    let daemon = start(&["-l", &socket.flag, "-p", "1"], UnixListener::bind(&socket.path).unwrap());
+    let daemon = Daemon::with_inherited(
+        &["-l", &socket.flag, "-p", "1"],
+        UnixListener::bind(&socket.path).unwrap(),
+    );
     socket.connect().expect_service();
     assert_eq!(daemon.stop(), "");
 }
@@ -72,7 +71,7 @@ fn inherited_descriptors_that_cannot_be_used_are_refused() {
     let (stream, _peer) = UnixStream::pair().unwrap();
     let datagram = UdpSocket::bind("127.0.0.1:0").unwrap();
     for socket in [OwnedFd::from(datagram), OwnedFd::from(stream)] {
-        let (status, log) = start(&[], socket).wait();
+        let (status, log) = Daemon::with_inherited(&[], socket).wait();
         assert_eq!(status.code(), Some(111));
         assert!(log.contains("inherited descriptor 3"), "{log}");
     }

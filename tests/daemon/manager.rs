@@ -64,9 +64,7 @@ impl Manager {
 fn start(name: &str, flags: &[&str], watchdog_us: Option<&str>) -> (Daemon, SocketAddr) {
     let mut command = command(BEANSTALKD, [&ON_LOOPBACK, flags].concat());
     command.env("NOTIFY_SOCKET", name).envs(watchdog_us.map(|period| ("WATCHDOG_USEC", period)));
-    let mut daemon = Daemon::spawn(command);
-    let address = daemon.address();
-    (daemon, address)
+    Daemon::spawn(command).with_address()
 }
 
 const READY: &str = "READY=1\nSTATUS=0 jobs, 0 connections";

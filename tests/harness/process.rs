@@ -52,15 +52,6 @@ pub fn script(script: &str, arguments: &[&str]) -> Command {
     command("sh", [&["-c", script, BEANSTALKD], arguments].concat())
 }
 
-/// Returns a command that runs our binary with the first inherited sockets as [`script`] moved
-/// them to descriptor 3 and up.
-fn inheriting(program: &Path, arguments: &[&str], socket: OwnedFd) -> Command {
-    const SCRIPT: &str = r#"exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@""#;
-    let mut command = command("sh", ["-c", SCRIPT]);
-    command.arg(program).args(arguments).stdin(socket);
-    command
-}
-
 /// Whether this process ignores a signal that the server or its tests use.
 fn has_ignored_signals() -> bool {
     let used = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::CHILD];
@@ -287,7 +278,7 @@ impl Daemon {
     pub fn on_loopback(arguments: &[&str]) -> (Daemon, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        (Daemon::with_inherited(Path::new(BEANSTALKD), arguments, listener), address)
+        (Daemon::with_inherited(arguments, listener), address)
     }
 
     /// Starts our server on a loopback port of its own, with its own backlog.
@@ -303,13 +294,12 @@ impl Daemon {
         Daemon::spawn(command).with_address()
     }
 
-    /// Starts `program` with an inherited socket, as systemd does.
-    pub fn with_inherited(
-        program: &Path,
-        arguments: &[&str],
-        socket: impl Into<OwnedFd>,
-    ) -> Daemon {
-        Daemon::spawn(inheriting(program, arguments, socket.into()))
+    /// Starts our server with an inherited socket, as systemd does.
+    pub fn with_inherited(arguments: &[&str], socket: impl Into<OwnedFd>) -> Daemon {
+        const SCRIPT: &str = r#"exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@""#;
+        let mut command = script(SCRIPT, arguments);
+        command.stdin(socket.into());
+        Daemon::spawn(command)
     }
 
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Daemon {
@@ -328,7 +318,8 @@ impl Daemon {
         Daemon { process, log }
     }
 
-    fn with_address(mut self) -> (Daemon, SocketAddr) {
+    /// Waits until the server listens; see [`Daemon::address`].
+    pub fn with_address(mut self) -> (Daemon, SocketAddr) {
         let address = self.address();
         (self, address)
     }

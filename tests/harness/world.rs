@@ -284,8 +284,7 @@ fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon,
             let mut server = command(path, &arguments);
             server.env("RUNTIME_DIRECTORY", directory);
             // It listens when it leads.
-            let mut daemon = Daemon::spawn(server);
-            let address = daemon.address();
+            let (daemon, address) = Daemon::spawn(server).with_address();
             (daemon, address.into())
         }
     }

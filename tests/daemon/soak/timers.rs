@@ -185,9 +185,7 @@ impl FakeClock {
         command.env("LD_PRELOAD", &self.library).env("FAKETIME_TIMESTAMP_FILE", self.file());
         command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("DONT_FAKE_MONOTONIC", "1");
-        let mut daemon = Daemon::spawn(command);
-        let address = daemon.address();
-        (daemon, address)
+        Daemon::spawn(command).with_address()
     }
 }
 
