@@ -241,20 +241,6 @@ def check_looks(page, browser, client):
     browser.set_dark(False)
 
 
-def check_many_tubes(page, browser, client):
-    for number in range(0, 10_000, 100):
-        client.send(*(f"watch tube{number + offset}" for offset in range(100)))
-        for _ in range(100):
-            client.reply()
-    browser.get(page)
-    expect("the number of rows", len(table(browser)), 100)
-    expect("other tubes", re.fullmatch("9,90[0-9] more tubes are not shown", browser.text("#more")) is not None)
-    browser.type("input[name=filter]", "tube9876")
-    expect_tubes(browser, "tube9876")
-    html = get(page, "text/html")
-    expect(f"{len(html)} bytes are below 50 KB", len(html) < 50_000)
-
-
 def check_end(page, browser, server):
     """Runs last: it ends the server. The browser itself reports failed requests in the console."""
     browser.get(page)
@@ -270,7 +256,7 @@ def main():
         page = f"http://{server.metrics}/"
         browser.set_size(1100, 800)
         for check in (check_values, check_problems, check_order, check_filter, check_refresh, check_tube, check_policy,
-                      check_without_script, check_looks, check_many_tubes):
+                      check_without_script, check_looks):
             check(page, browser, client)
             expect(f"the console after {check.__name__}", browser.console(), [])
             print("ok", check.__name__)

@@ -632,22 +632,6 @@ def damage(cluster):
         assert cluster.items("/damaged/"), "the damaged file is not set aside"
 
 
-@case()
-def a_chunk_is_missing(cluster):
-    """No server writes such a log. The server does not start, and changes nothing."""
-    server = cluster.start()
-    put_jobs(server, [b"body %d" % number for number in range(9)])
-    server.terminate()
-    keys = sorted(cluster.items("/log/"))
-    assert len(keys) >= 9, keys
-    missing = keys[len(keys) // 2].decode()
-    cluster.etcd.delete(missing)
-    before = cluster.items("/log/")
-    for text in cluster.run("--check", expect=REFUSED), server.start().expect_exit(REFUSED):
-        assert f"{missing} is missing" in text, text
-    expect("the chunks", cluster.items("/log/"), before)
-
-
 # All cases.
 
 def run_case(name, function):

@@ -555,19 +555,26 @@ fn a_standby_forgets_what_etcd_had_before_it_was_restored() {
 }
 
 #[test]
-fn a_missing_last_chunk_of_an_older_file_is_a_gap() {
-    let mut cluster = single();
-    cluster.store(0, b"second");
-    cluster.put_into_next_file(0, b"third");
-    cluster.settle();
-    cluster.kill(0);
-    cluster.forget();
-    cluster.world().store.remove("/jobs/log/0000000000000002");
-    cluster.start(0);
-    cluster.run(10_000);
-    assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
-    let (_, reason) = &cluster.ends[0];
-    assert!(reason.starts_with("/jobs/log/0000000000000002 is missing"), "{reason}");
+fn a_missing_chunk_is_a_gap() {
+    // In the middle of the first file, and the last one of it.
+    for chunk in [2, 3] {
+        let mut cluster = single();
+        for record in [&b"second"[..], b"third"] {
+            cluster.store(0, record);
+        }
+        cluster.put_into_next_file(0, b"fourth");
+        cluster.settle();
+        cluster.kill(0);
+        cluster.forget();
+        let key = format!("/jobs/log/{chunk:016x}");
+        cluster.world().store.remove(&key);
+        cluster.start(0);
+        cluster.run(10_000);
+        assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
+        assert_eq!(cluster.world().store.chunks(), 3, "it has changed the others");
+        let (_, reason) = &cluster.ends[0];
+        assert!(reason.starts_with(&format!("{key} is missing")), "{reason}");
+    }
 }
 
 #[test]
