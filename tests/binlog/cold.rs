@@ -428,24 +428,6 @@ fn a_record_is_moved_or_its_job_deleted_while_it_is_read() {
     }
 }
 
-#[test]
-fn what_was_read_for_a_closed_connection_is_dropped() {
-    let mut server = start_with_late_reads();
-    let [first, second] = [server.put_of(100), server.put_of(6000)];
-    let [worker] = server.clients();
-    assert_eq!(server.send(worker, "reserve-batch 2\r\n"), "");
-    server.disk.faults().reads_left = Some(1);
-    server.settle();
-    server.end(worker, End::HangUp);
-    server.settle();
-    assert_eq!(server.state(first), "ready");
-    // The next connection has the same key, and asks for other bodies.
-    let [next] = server.clients();
-    assert_eq!(server.send(next, format!("peek {first}\r\npeek {second}\r\n")), "");
-    server.end_reads();
-    assert_eq!(server.take_text(next), found(first, 100) + &found(second, 6000));
-}
-
 /// A flush frees its jobs in several iterations.
 #[test]
 fn a_tube_is_flushed_while_a_body_of_it_is_read_and_cannot_be() {

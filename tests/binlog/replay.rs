@@ -8,7 +8,6 @@ use crate::harness::record::{
     BURIED, DELAYED, DELETED, FLUSH_ALL, FLUSH_BURIED, FLUSHED_BURIED, HELD, READY, Record,
     file_head,
 };
-use crate::harness::yaml::number;
 use crate::start;
 
 const OPTIONS: Options = Options::synced(65_536);
@@ -63,51 +62,7 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
     }
 }
 
-#[test]
-fn large_counts_are_shown_and_come_back() {
-    let (disk, mut server) = start(OPTIONS);
-    (0..2).for_each(|_| assert!(server.put("job").is_some()));
-    for _ in 0..100 {
-        server.expect("reserve-job 2\r\nrelease 2 0 0\r\n", "RESERVED 2 3\r\njob\r\nRELEASED\r\n");
-    }
-    server.ask("reserve-job 2\r\nbury 2 0\r\nkick-job 2\r\n");
-    let mut again = Instance::start(&disk, OPTIONS, server.now);
-    for server in [&mut server, &mut again] {
-        for (id, counts) in [(1, [0; 5]), (2, [101, 0, 100, 1, 1])] {
-            let job = server.ask(format!("stats-job {id}\r\n"));
-            let names = ["reserves", "timeouts", "releases", "buries", "kicks"];
-            assert_eq!(names.map(|name| number(&job, name)), counts);
-        }
-    }
-}
-
 // ---- Flushes ----
-
-#[test]
-fn a_flush_that_was_recorded_is_finished_by_the_next_start() {
-    let cold = OPTIONS.cold();
-    for (options, flush, left) in [
-        (OPTIONS, "flush-tube default\r\n", 0),
-        (OPTIONS, "flush-buried default\r\n", 1_500),
-        (cold, "flush-tube default\r\n", 0),
-    ] {
-        let (disk, mut server) = start(options);
-        for id in 1..=2_000 {
-            assert_eq!(server.put("job"), Some(id));
-            if id % 4 == 0 {
-                server.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
-            }
-        }
-        server.ask("use kept\r\nput 0 0 9 1\r\nx\r\n");
-        // The flush is decided and committed, and most of its jobs are not freed yet.
-        assert_eq!(server.ask(flush), "");
-        let mut again = Instance::start(&disk, options, server.now);
-        assert_eq!(again.recovered.jobs, left + 1);
-        again.expect("peek 4\r\n", "NOT_FOUND\r\n");
-        again.expect("peek 2001\r\n", "FOUND 2001 1\r\nx\r\n");
-        again.expect("put 0 0 9 1\r\ny\r\n", "INSERTED 2002\r\n");
-    }
-}
 
 const NONCE: u32 = 7;
 const HALF_MINUTE_NS: u64 = 30_000_000_000;

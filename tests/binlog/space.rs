@@ -260,19 +260,3 @@ fn a_job_larger_than_a_file_works() {
     assert_eq!(again.ask("peek 39\r\n"), format!("FOUND 39 100000\r\n{body}\r\n"));
     assert_eq!(again.recovered.jobs, 22);
 }
-
-/// The longest bodies have a write of their own, which must not overtake the batch.
-#[test]
-fn bodies_of_any_length_are_recorded_in_their_order() {
-    for len in [131_069, 131_070, 131_071, 131_072, 300_000] {
-        let options = Options::synced(65_536);
-        let (disk, mut server) = start(options);
-        let large = "x".repeat(len);
-        let puts = ["before", &large, "behind"].map(|body| put(0, 0, 9, body)).concat();
-        assert_eq!(server.ask(puts), "INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\n");
-        let mut again = Instance::start(&disk, options, server.now);
-        again.expect("peek 1\r\n", "FOUND 1 6\r\nbefore\r\n");
-        assert!(again.ask("peek 2\r\n") == format!("FOUND 2 {len}\r\n{large}\r\n"), "{len}");
-        again.expect("peek 3\r\n", "FOUND 3 6\r\nbehind\r\n");
-    }
-}
