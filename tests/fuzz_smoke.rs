@@ -35,11 +35,6 @@ use std::time::Duration;
 use targets::TARGETS;
 
 #[test]
-fn command() {
-    feed("command", 3_000);
-}
-
-#[test]
 fn connection() {
     feed("connection", 1_500);
 }

@@ -11,7 +11,6 @@ use std::collections::BTreeSet;
 
 pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
-        "command" => lines(),
         "connection" => {
             script::all().iter().map(history_of).chain((0..60).map(history_of_seed)).collect()
         }

@@ -45,7 +45,7 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Lets the model judge a history. One that fails is shortened, and printed as the simulation takes it.
-pub fn judge(setup: Setup, history: &[Event]) {
+fn judge(setup: Setup, history: &[Event]) {
     check_log();
     if shrink::replay(setup, history).is_err() {
         let (text, failure) = shrink::shortest(setup, history);

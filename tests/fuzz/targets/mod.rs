@@ -5,7 +5,6 @@
 #![allow(dead_code, unreachable_pub, reason = "each program that includes this uses some of it")]
 #![allow(clippy::unwrap_used, reason = "in a test it is an assertion")]
 
-pub mod command;
 pub mod connection;
 pub mod program;
 pub mod replay;
@@ -13,8 +12,7 @@ pub mod replay;
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 3] =
-    [("command", command::run), ("connection", connection::run), ("replay", replay::run)];
+pub const TARGETS: [Target; 2] = [("connection", connection::run), ("replay", replay::run)];
 
 pub fn named(name: &str) -> fn(&[u8]) {
     TARGETS.iter().find(|(target, _)| *target == name).expect("it is a target").1
