@@ -561,9 +561,12 @@ def import_and_export(cluster):
     server = cluster.start()
     jobs_script(server.address, "expect")
     with nothing_written(cluster):
-        cluster.run("--import", source, expect=REFUSED)
+        assert "leads" in cluster.run("--import", source, expect=REFUSED), "no word of the server"
     jobs_script(server.address, "work", "worked")
     server.terminate()
+    with nothing_written(cluster):
+        text = cluster.run("--import", source, expect=REFUSED)
+    assert f"delete all keys that begin with {cluster.prefix}/" in text, text
     for directory, reader in zip(targets, [cluster.program, original]):
         cluster.run("--export", directory)
         with running_on(directory, reader) as address:

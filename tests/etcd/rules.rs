@@ -106,11 +106,29 @@ fn rule_1_a_standby_tries_although_its_watch_has_missed_the_end() {
     }
 }
 
+/// Another program writes the key of the leader, with a lease. Returns the lease.
+fn lead_as_another_program(cluster: &Cluster, name: &str) -> i64 {
+    let mut world = cluster.world();
+    let lease = world.store.grant(60, 0).expect("there is space").id;
+    let (key, value) = (LEADER.to_owned(), name.as_bytes().to_vec());
+    let then = vec![Op::Put { key, value, lease }];
+    world.store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    lease
+}
+
+#[test]
+fn rule_1_no_server_waits_for_the_end_of_a_leader_without_a_lease() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    let then = vec![Op::put(LEADER.to_owned(), "an operator")];
+    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    cluster.run(100);
+    assert_eq!(cluster.ends[0].1, "/jobs/leader has no lease: no server wrote it; delete it");
+}
+
 #[test]
 fn rule_1_the_name_of_a_leader_is_one_line_of_visible_text() {
     let mut cluster = Cluster::new(1, TTL_SECS);
-    let then = vec![Op::put(LEADER.to_owned(), "b\n2026 ERROR forged\u{1b}[31m")];
-    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    lead_as_another_program(&cluster, "b\n2026 ERROR forged\u{1b}[31m");
     cluster.run(100);
     let name = r"b\n2026 ERROR forged\u001b[31m".to_owned();
     assert_eq!(cluster.server(0).standing(), Standing::Standby(name));
@@ -690,6 +708,21 @@ fn rule_12_a_server_that_starts_before_etcd_leads_when_etcd_is_there() {
     cluster.world().cut.clear();
     cluster.lead();
     cluster.store(0, b"first");
+}
+
+#[test]
+fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    let lease = lead_as_another_program(&cluster, "an import");
+    let importing = Op::put("/jobs/format".to_owned(), "beanstalkd-binlog importing\n");
+    let then = vec![importing, Op::put("/jobs/log/0000000000000000".to_owned(), "")];
+    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    cluster.run(1_000);
+    assert_eq!(cluster.server(0).standing(), Standing::Standby("an import".to_owned()));
+    // It is interrupted.
+    cluster.world().store.revoke(lease).expect("it is there");
+    cluster.run(1_000);
+    assert!(cluster.ends[0].1.starts_with("an import was begun and not completed"));
 }
 
 #[test]

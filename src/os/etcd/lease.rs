@@ -138,7 +138,9 @@ impl Member {
             .iter()
             .filter_map(|pair| Chunk::decode(&pair.value))
             .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
-        let is = |value: &str| format.as_ref().is_some_and(|pair| pair.value == value.as_bytes());
+        let is_importing = format.as_ref().is_some_and(|pair| pair.value == IMPORTING.as_bytes());
+        // After its end everything is looked at again.
+        let waited_for = leader.as_ref().filter(|_| self.duty != Duty::Read);
         let size = format.as_ref().map(|pair| parse_format(&pair.value));
         let wrong = match (size, other) {
             _ if number.is_none_or(|number| number < OLDEST_VERSION) => {
@@ -153,12 +155,15 @@ impl Member {
             (None, None) if self.duty == Duty::Read => {
                 format!("no binlog has the prefix {}", keys.prefix)
             }
-            (Some(None), _) if is(IMPORTING) => format!(
+            _ if waited_for.is_some_and(|leader| leader.lease == 0) => {
+                format!("{} has no lease: no server wrote it; delete it", keys.leader())
+            }
+            (Some(None), _) if is_importing && waited_for.is_none() => format!(
                 "an import was begun and not completed; delete the keys that begin with {} and import \
                  again",
                 keys.all()
             ),
-            (Some(None), _) => {
+            (Some(None), _) if !is_importing => {
                 format!("{} does not have a format that this version knows", keys.format())
             }
             (Some(Some(size)), _) if size != self.etcd.file_size && self.duty != Duty::Read => {
@@ -166,10 +171,13 @@ impl Member {
                     "the files of this binlog have {size} bytes; start all its servers with -s {size}"
                 )
             }
-            _ if self.duty == Duty::Import && !files.is_empty() => {
-                format!("{} has jobs already", keys.prefix)
-            }
-            (None, None) | (Some(Some(_)), _) => {
+            _ if self.duty == Duty::Import && waited_for.is_none() && !files.is_empty() => format!(
+                "{} has a binlog already; import into another prefix, or delete all keys that begin with \
+                 {} to lose its jobs",
+                keys.prefix,
+                keys.all()
+            ),
+            (None, None) | (Some(_), _) => {
                 if let Some(chunk) = lost {
                     return Err(Failure::lasting(keys.missing(&keys.file(chunk.file))));
                 }
