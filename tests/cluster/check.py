@@ -422,6 +422,19 @@ def quota_of_etcd_reached(cluster):
     expect_jobs(server, jobs)
 
 
+@case(etcd_flags=["--quota-backend-bytes", str(16 << 20)])
+def quota_of_etcd_reached_at_a_failover(cluster):
+    """No server can lead, and each says what helps."""
+    active, standby = cluster.start(2)
+    jobs = put_jobs(active, [b"kept"])
+    fill(cluster.etcd)
+    active.kill()
+    log = standby.wait_for_log("disarm its alarm").process.text()
+    assert "URL of -b" not in log, log
+    make_space(cluster.etcd)
+    expect_jobs(standby.wait_until_active(), jobs)
+
+
 @case(etcd_flags=["--quota-backend-bytes", str(32 << 20)])
 def puts_are_refused_before_etcd_is_full(cluster):
     server = cluster.start(flags=["--etcd-quota", str(32 << 20)])

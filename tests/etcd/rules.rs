@@ -465,6 +465,12 @@ fn rule_10_puts_are_refused_before_etcd_is_full() {
 }
 
 #[test]
+fn rule_10_a_lack_of_space_names_what_helps() {
+    let text = failure(8, "mvcc: database space exceeded").text;
+    assert!(text.ends_with("then disarm its alarm"), "{text}");
+}
+
+#[test]
 fn rule_10_old_revisions_that_go_disturb_nobody() {
     let mut cluster = pair();
     for _ in 0..100 {

@@ -209,6 +209,8 @@ impl Failure {
             format!("; unset {USER} and {PASSWORD}, or enable it in etcd")
         } else if has("permission denied") {
             "; the user needs a role that can read and write all keys of the prefix".to_owned()
+        } else if kind == Kind::NoSpace {
+            "; compact and defragment etcd, or raise its quota, then disarm its alarm".to_owned()
         } else {
             String::new()
         };

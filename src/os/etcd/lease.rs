@@ -6,7 +6,7 @@
 
 use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
 use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
-use super::nodes::{CHECK, Nodes, RETRY_PAUSE, ask_again};
+use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
@@ -61,7 +61,7 @@ impl Member {
         let log = |failure: &Failure| {
             let now = shared.now();
             if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                warn!("etcd cannot serve: {}; trying again; {CHECK}", failure.text);
+                warn!("etcd cannot serve; trying again: {}", failure.text);
                 logged_at = Some(now);
             }
             true

@@ -389,10 +389,7 @@ impl Log {
         if let Err(Failure { kind: Kind::NoSpace, text }) = &answer
             && !std::mem::replace(&mut self.member.shared.state().is_full, true)
         {
-            warn!(
-                "{text}; refusing puts, and trying again; compact and defragment etcd, or raise its \
-                 quota, then disarm its alarm"
-            );
+            warn!("refusing puts, and trying again: {text}");
         }
         let answer = answer?;
         let took = self.member.shared.now().since(begun_at);

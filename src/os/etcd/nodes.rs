@@ -31,8 +31,6 @@ pub struct Nodes {
     refusals: usize,
 }
 
-/// What helps if no node can be reached.
-pub const CHECK: &str = "check that etcd runs there, and the URL of -b";
 /// The pause before a request is made again.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A page of the log may take longer than other answers.
@@ -156,8 +154,11 @@ impl Nodes {
         };
         let is_closed =
             ["connection closed", "broken pipe"].iter().any(|it| failure.text.contains(it));
-        let hint = if is_closed && failure.kind == Kind::Passing { self.hint } else { "" };
-        failure.text = format!("{}: {}{hint}", self.addresses[self.current], failure.text);
+        failure.text = format!("{}: {}", self.addresses[self.current], failure.text);
+        if failure.kind == Kind::Passing {
+            let hint = if is_closed { self.hint } else { "" };
+            failure.text += &format!("{hint}; check that etcd runs there, and the URL of -b");
+        }
         // One node may have a wrong certificate, or an old one.
         if failure.kind == Kind::Lasting && self.refusals + 1 < self.count() {
             self.refusals += 1;
@@ -193,10 +194,7 @@ pub async fn ask_each<T>(
         left -= 1;
         left > 0
     };
-    ask_again(ask, may_go_on).await.map_err(|failure| match failure.kind {
-        Kind::Passing => Failure { text: format!("{}; {CHECK}", failure.text), ..failure },
-        Kind::NoSpace | Kind::TooLarge | Kind::Lost | Kind::Lasting => failure,
-    })
+    ask_again(ask, may_go_on).await
 }
 
 async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {
