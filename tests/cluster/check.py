@@ -205,6 +205,31 @@ def etcd_does_not_answer_for_a_while(cluster):
 
 # What servers refuse, and how they reach etcd.
 
+@case(nodes=3, has_proxies=False)
+def a_machine_with_a_node_of_etcd_hangs(cluster):
+    """The others read the log from another node. They all ask the first node of their URL at first."""
+    first, second = cluster.start(2)
+    jobs = put_jobs(first, [b"kept"])
+    time.sleep(1)
+    hung = cluster.etcd.nodes[0]
+    # An election inside etcd takes longer, but is not what is tried here.
+    if cluster.etcd.leader() is hung:
+        hung.process.kill()
+        wait_until("another node leads", lambda: cluster.etcd.nodes[1].status().get("leader", "0") != "0")
+        hung.start()
+        cluster.etcd.wait_until_healthy()
+        put_until_it_works(first)
+        second.wait_until_standby()
+    hung.process.signal(signal.SIGSTOP)
+    first.kill()
+    killed_at = time.monotonic()
+    second.wait_until_active()
+    took_s = time.monotonic() - killed_at
+    assert took_s < cluster.lease_ttl_s + 1.5, f"the next server was active after {took_s:.2f} s"
+    expect_jobs(second, jobs)
+    return f"the next server was active after {took_s:.2f} s"
+
+
 @case()
 def etcd_is_late_and_has_the_default_port(cluster):
     """Servers start before etcd, and report to the service manager."""

@@ -189,7 +189,8 @@ impl Member {
         Err(Failure::lasting(wrong))
     }
 
-    /// Waits until the key of the leader is removed, or for as long as a lease.
+    /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
+    /// before the lease ends.
     async fn stand_by(&mut self, leader: &Pair, revision: i64) {
         let leader = name_of(leader);
         let standing = Standing::Standby(leader.clone());
@@ -199,7 +200,7 @@ impl Member {
         }
         // Events may be missed while a node has no connection to the others.
         let ttl = Duration::from_secs(self.etcd.lease_ttl_secs.into());
-        self.wait_for_end(revision, ttl).await;
+        self.wait_for_end(revision, ttl / 2).await;
     }
 
     /// Waits until the key of the leader is removed after this revision, as far as one node knows.

@@ -108,17 +108,22 @@ impl Nodes {
 
     /// Reads a key. Also returns the newest revision.
     pub async fn get(&mut self, key: String) -> Result<(Option<Pair>, i64), Failure> {
-        let txn = Txn { then: vec![Op::get(key)], ..Txn::default() };
-        let mut answer = self.ask(|node| node.txn(txn)).await?;
-        Ok((answer.found.pop().and_then(|mut pairs| pairs.pop()), answer.revision))
+        let (mut pairs, revision) = self.read(self.timeout, Op::get(key)).await?;
+        Ok((pairs.pop(), revision))
     }
 
-    /// Reads a page of the log, for which there is more time than for other requests.
+    /// Reads a page of the log, for which there is more time than for other requests. A node that hangs does
+    /// not even find its first key, and is left sooner.
     pub async fn page(&mut self, range: Range) -> Result<Vec<Pair>, Failure> {
-        let txn = Txn { then: vec![Op::Get(range)], ..Txn::default() };
-        let most = self.timeout.max(PAGE_TIMEOUT);
+        let first = Range { limit: 1, keys_only: true, ..range.clone() };
+        self.read(self.timeout, Op::Get(first)).await?;
+        Ok(self.read(self.timeout.max(PAGE_TIMEOUT), Op::Get(range)).await?.0)
+    }
+
+    async fn read(&mut self, most: Duration, get: Op) -> Result<(Vec<Pair>, i64), Failure> {
+        let txn = Txn { then: vec![get], ..Txn::default() };
         let mut answer = self.ask_within(most, |node| node.txn(txn)).await?;
-        Ok(answer.found.pop().unwrap_or_default())
+        Ok((answer.found.pop().unwrap_or_default(), answer.revision))
     }
 
     /// Sends a request, for which there is the time of a short one.
