@@ -278,14 +278,19 @@ impl Conn {
     }
 
     /// Begins to flush: holds back output whose records are not acknowledged. Returns whether the client
-    /// is to be disconnected, because it has waited for that for too long.
+    /// is to be disconnected.
     pub fn begin_flush(&mut self, s: &mut Store) -> bool {
         self.is_dirty = false;
         let Some(progress) = s.progress else { return false };
         if self.output.hold(progress) && !std::mem::replace(&mut self.is_held, true) {
             s.held.push(self.client.key);
         }
-        self.output.held_since().is_some_and(|since| progress.is_overdue(since))
+        self.overdue_since(s).is_some()
+    }
+
+    /// Returns since when output is held back, if that is for too long.
+    pub fn overdue_since(&self, s: &Store) -> Option<Nanos> {
+        self.output.held_since().filter(|&since| s.progress.is_some_and(|it| it.is_overdue(since)))
     }
 
     /// Removes the first `count` unsent bytes: the kernel has accepted them.

@@ -1,10 +1,11 @@
 //! A remote disk, which stores changes late: congestion, stalls, and what is refused for lack of space. The
 //! simulation tests which replies wait for which changes.
 
-use crate::harness::driver::{Limits, Nanos, Options, START, Syncing};
+use crate::harness::driver::{End, Limits, Nanos, Options, START, Settings, Syncing};
 use crate::harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use crate::harness::instance::Instance;
 use crate::harness::request::{delete_all, put};
+use std::num::NonZero;
 
 const PATIENCE: Nanos = Nanos::from_secs(5);
 const OPTIONS: Options = Options {
@@ -163,6 +164,34 @@ fn a_connection_whose_output_waits_for_too_long_is_closed() {
     assert_eq!(state_in(&mut server, 0), (false, [true, true, false]));
     assert_eq!(server.progress().waiting_bytes, 0);
     assert_eq!(server.ask_remote("peek 1\r\n"), "FOUND 1 3\r\njob\r\n");
+}
+
+#[test]
+fn a_job_whose_worker_was_never_told_does_not_come_back_from_it() {
+    let settings = Settings { bury_after: NonZero::new(2), ..OPTIONS.settings };
+    let mut server = start(Options { settings, ..OPTIONS });
+    assert_eq!(server.ask_remote(put(0, 0, 99, "job")), "INSERTED 1\r\n");
+    let [producer] = server.clients();
+    assert_eq!(server.send(producer, put(9, 0, 99, "waits")), "");
+    for _ in 0..3 {
+        let [worker] = server.clients();
+        assert_eq!(server.send(worker, "reserve\r\n"), "");
+        server.advance(PATIENCE + Nanos::from_millis(200));
+        assert!(server.is_closed(worker));
+    }
+    server.acknowledge();
+    let reply = server.ask_remote("stats-job 1\r\n");
+    for part in ["state: ready", "reserves: 0", "buries: 0"] {
+        assert!(reply.contains(part), "{reply}");
+    }
+    // One who was told counts.
+    for state in ["ready", "buried"] {
+        let [worker] = server.clients();
+        assert_eq!(server.send(worker, "reserve\r\n"), "RESERVED 1 3\r\njob\r\n");
+        server.end(worker, End::HangUp);
+        let reply = server.ask_remote("stats-job 1\r\n");
+        assert!(reply.contains(&format!("state: {state}")), "{reply}");
+    }
 }
 
 #[test]

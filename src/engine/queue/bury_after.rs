@@ -37,8 +37,8 @@ impl Queue {
     /// Makes a reserved job ready that comes back from its worker, or buries it if it came back too
     /// often.
     ///
-    /// A job whose body was not read yet has not reached its worker: neither its reserve nor its return
-    /// counts.
+    /// A job whose body was not read yet, or whose reply waited for a remote disk for too long, has not reached its
+    /// worker: neither its reserve nor its return counts.
     pub(super) fn take_back(&mut self, client: &mut Client, key: JobKey, end: End) {
         self.work.spend(WORK_PER_MOVE);
         let has_begun = self.due(&self.jobs[key]).is_some();

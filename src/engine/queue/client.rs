@@ -55,10 +55,10 @@ impl Queue {
         Ok(client)
     }
 
-    /// Begins to close a connection that does not wait: ends its roles. Returns its jobs in reverse order of
-    /// reservation, for [`Queue::leave`], which does the rest; none if there are more than
-    /// [`MAX_ORDERED_RELEASES`].
-    pub fn disconnect(&mut self, client: &mut Client) -> Vec<JobKey> {
+    /// Begins to close a connection that does not wait: ends its roles. What it has reserved since a moment, if
+    /// there is one, it was never told. Returns its jobs in reverse order of reservation, for [`Queue::leave`],
+    /// which does the rest; none if there are more than [`MAX_ORDERED_RELEASES`].
+    pub fn disconnect(&mut self, client: &mut Client, untold_since: Option<Nanos>) -> Vec<JobKey> {
         self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
         self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
         let mut entries: Vec<ReservedEntry> = Vec::new();
@@ -68,6 +68,11 @@ impl Queue {
             // The latest reservation first.
             let next = self.next_reserve_seq;
             entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
+        }
+        let is_untold =
+            |entry: &&ReservedEntry| untold_since.is_some_and(|since| entry.reserved_at >= since);
+        for entry in entries.iter().filter(is_untold) {
+            self.stop_ttr(client, entry.job);
         }
         entries.into_iter().map(|entry| entry.job).collect()
     }

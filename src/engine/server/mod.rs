@@ -215,10 +215,11 @@ impl<S> Server<S> {
             Some(error) => debug!("connection {} lost: {error}", key.id()),
             None => debug!("connection {} closed", key.id()),
         }
+        let untold_since = link.conn.overdue_since(s);
         link.conn.cancel(s);
         s.connections -= 1;
         self.has_closed = true;
-        link.conn.doing = Doing::Leaving(s.queue.disconnect(&mut link.conn.client));
+        link.conn.doing = Doing::Leaving(s.queue.disconnect(&mut link.conn.client, untold_since));
         self.leave_step(key);
         self.deliver();
     }
