@@ -6,8 +6,7 @@
 mod etcd;
 
 use crate::engine::binlog::Syncing;
-use crate::engine::limits::Limits;
-use crate::engine::store::Settings;
+use crate::engine::limits::{Limits, Settings};
 use crate::engine::time::Nanos;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::os::listen::{Address, Port};

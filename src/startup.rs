@@ -20,6 +20,7 @@ use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::Recovered;
 use crate::engine::server::Server;
+use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
@@ -214,7 +215,8 @@ fn recover(
 ) -> Result<(), Failure> {
     let failed = |error| failure_of_replay(place, &error);
     let begun_at = poller.read_clock();
-    let mut replay = server.begin_replay(disk, syncing).map_err(failed)?;
+    let Store { queue, settings, .. } = &mut server.store;
+    let mut replay = queue.begin_replay(disk, settings, syncing).map_err(failed)?;
     loop {
         if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
             return Ok(());

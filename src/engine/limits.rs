@@ -3,7 +3,9 @@
 //!
 //! They bound only work, so no reply depends on them except where a field says so. Bounds of the
 //! protocol, of memory, of the monitoring server and of disks are elsewhere, and so are the prices in
-//! units of work.
+//! units of work. The settings of the operator are here too, because every layer uses them.
+
+use std::num::NonZero;
 
 /// Each limit with its type and its value in the program.
 macro_rules! limits {
@@ -173,5 +175,40 @@ limits! {
 impl Default for Limits {
     fn default() -> Limits {
         Limits::DEFAULT
+    }
+}
+
+/// The settings of the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The maximum length of a body in bytes, without CR LF.
+    pub max_job_size: u32,
+    /// The size of a binlog file in bytes.
+    pub binlog_file_size: u32,
+    /// The most bytes that the binlog may take.
+    pub max_binlog_bytes: u64,
+    /// Puts are refused while jobs take this much memory, in bytes.
+    pub max_memory_bytes: u64,
+    /// A job that came back this many times is buried; `None` for no limit.
+    pub bury_after: Option<NonZero<u16>>,
+    /// The bodies in memory may take this many bytes; the others are read back from the binlog. `None`:
+    /// all bodies are in memory.
+    pub body_cache_bytes: Option<u64>,
+}
+
+impl Settings {
+    /// The defaults of the command line.
+    pub const DEFAULT: Settings = Settings {
+        max_job_size: 65_535,
+        binlog_file_size: 10 * 1024 * 1024,
+        max_binlog_bytes: u64::MAX,
+        max_memory_bytes: u64::MAX,
+        bury_after: None,
+        body_cache_bytes: None,
+    };
+
+    /// Returns the limit of the memory for jobs in bytes, if there is one.
+    pub fn max_memory(&self) -> Option<u64> {
+        Some(self.max_memory_bytes).filter(|&max| max < u64::MAX)
     }
 }

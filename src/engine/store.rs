@@ -7,7 +7,7 @@ use super::binlog::Progress;
 use super::commands::COMMANDS;
 use super::headroom::Headroom;
 use super::keys::ConnKey;
-use super::limits::Limits;
+use super::limits::{Limits, Settings};
 use super::lists::Lists;
 use super::protocol::output::Pool;
 use super::protocol::stats::ProcessInfo;
@@ -16,25 +16,6 @@ use super::queue::body::Body;
 use super::reads::Reads;
 use super::time::Nanos;
 use log::warn;
-use std::num::NonZero;
-
-/// The settings of the operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The maximum length of a body in bytes, without CR LF.
-    pub max_job_size: u32,
-    /// The size of a binlog file in bytes.
-    pub binlog_file_size: u32,
-    /// The most bytes that the binlog may take.
-    pub max_binlog_bytes: u64,
-    /// Puts are refused while jobs take this much memory, in bytes.
-    pub max_memory_bytes: u64,
-    /// A job that came back this many times is buried; `None` for no limit.
-    pub bury_after: Option<NonZero<u16>>,
-    /// The bodies in memory may take this many bytes; the others are read back from the binlog. `None`:
-    /// all bodies are in memory.
-    pub body_cache_bytes: Option<u64>,
-}
 
 pub struct Store {
     pub queue: Queue,
@@ -82,21 +63,6 @@ const OUTPUT_LIMIT: usize = 256 * 1024;
 const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 impl Settings {
-    /// The defaults of the command line.
-    pub const DEFAULT: Settings = Settings {
-        max_job_size: 65_535,
-        binlog_file_size: 10 * 1024 * 1024,
-        max_binlog_bytes: u64::MAX,
-        max_memory_bytes: u64::MAX,
-        bury_after: None,
-        body_cache_bytes: None,
-    };
-
-    /// Returns the limit of the memory for jobs in bytes, if there is one.
-    pub fn max_memory(&self) -> Option<u64> {
-        Some(self.max_memory_bytes).filter(|&max| max < u64::MAX)
-    }
-
     /// Returns whether there can be memory for a body that is read back.
     pub fn can_hold(&self, body: &Body) -> bool {
         !body.is_cold() || u64::from(body.full_len()) <= self.max_memory_bytes

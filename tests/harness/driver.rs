@@ -293,7 +293,8 @@ impl Driver {
         }
         let recovered = match disk {
             Some(disk) => {
-                let mut replay = server.begin_replay(disk, options.syncing)?;
+                let (queue, settings) = (&mut server.store.queue, &options.settings);
+                let mut replay = queue.begin_replay(disk, settings, options.syncing)?;
                 while replay.next_file().is_some() {
                     replay.read_file()?;
                 }

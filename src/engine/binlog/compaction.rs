@@ -98,7 +98,7 @@ impl Binlog {
     fn set_debt(&mut self, debt: u64) {
         let disk_bytes = self.files.sums.disk_bytes;
         let has_space = self.compaction.blocked_disk_bytes.is_none_or(|bytes| disk_bytes < bytes);
-        let most = self.policy.limits.move_debt_bytes as u64;
+        let most = self.limits.move_debt_bytes as u64;
         self.compaction.debt_bytes = if has_space { debt.min(most) } else { 0 };
     }
 
@@ -120,7 +120,7 @@ impl Binlog {
             let is_blocked = self.compaction.is_blocked;
             self.compaction.idle_step_at =
                 now + if is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
-            let idle_bytes = self.policy.limits.idle_move_bytes as u64;
+            let idle_bytes = self.limits.idle_move_bytes as u64;
             let debt = idle_bytes.min(self.space.file_size);
             self.compaction.debt_bytes = self.compaction.debt_bytes.max(debt);
         }

@@ -51,7 +51,7 @@ mod syncing;
 mod writer;
 
 use super::keys::{JobKey, KeptKey, Owner};
-use super::limits::Limits;
+use super::limits::{Limits, Settings};
 use super::time::Nanos;
 use compaction::Compaction;
 use disk::{Disk, FileNumber};
@@ -71,7 +71,10 @@ pub struct Binlog {
     pub disk: Box<dyn Disk>,
     /// The first error of the disk: after it nothing is changed.
     failure: Option<BinlogError>,
-    policy: Policy,
+    settings: Settings,
+    /// The moment of syncs.
+    syncing: Syncing,
+    limits: Limits,
     /// Other modules only read the table.
     pub files: Files,
     space: Space,
@@ -91,21 +94,6 @@ pub struct Binlog {
     /// file. Other modules only read them.
     pub records_written: u64,
     pub records_migrated: u64,
-}
-
-/// The operator's choices.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// The size of a file in bytes. On a small disk files are smaller.
-    pub file_size: u32,
-    /// The length of the longest body in bytes.
-    pub max_body_len: u32,
-    /// The most bytes that all files may take. Deletes have room within it.
-    pub max_bytes: u64,
-    /// The moment of syncs.
-    pub syncing: Syncing,
-    /// The bounds of steps and iterations.
-    pub limits: Limits,
 }
 
 /// The full record of a job, and that of its key, which is directly before it.
@@ -130,13 +118,15 @@ impl Binlog {
     /// for the deletes of all jobs. The highest id is that of all records.
     pub fn begin(
         disk: Box<dyn Disk>,
-        policy: Policy,
+        settings: Settings,
+        syncing: Syncing,
+        limits: Limits,
         files: Files,
         last_id: u64,
         now: Nanos,
     ) -> Result<Binlog, BinlogError> {
         let mut batch = Vec::new();
-        let reserved = batch.try_reserve_exact(writer::longest_batch(&policy.limits));
+        let reserved = batch.try_reserve_exact(writer::longest_batch(&limits));
         let no_file = |error| BinlogError::new(Step::Begin, "cannot create a file", error);
         reserved.map_err(|error| no_file(io::Error::from(error)))?;
         // A hash with random keys.
@@ -144,7 +134,9 @@ impl Binlog {
         let mut binlog = Binlog {
             disk,
             failure: None,
-            policy,
+            settings,
+            syncing,
+            limits,
             files,
             space: Space::default(),
             sync: SyncState::default(),

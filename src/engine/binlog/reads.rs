@@ -76,7 +76,7 @@ impl Binlog {
             bytes.copy_from_slice(unwritten);
             return Ok(Some(bytes));
         }
-        if len as usize > self.policy.limits.read_at_once_bytes {
+        if len as usize > self.limits.read_at_once_bytes {
             return Ok(None);
         }
         let mut bytes = read.zeros()?;

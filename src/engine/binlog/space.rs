@@ -83,7 +83,7 @@ impl Binlog {
         self.sync.has_new_names = true;
         self.sync.is_truncating = true;
         // A remote disk takes a missing file for a lost one.
-        let share = if self.disk.is_remote() { 0 } else { self.policy.file_size / 2 };
+        let share = if self.disk.is_remote() { 0 } else { self.settings.binlog_file_size / 2 };
         let most = u64::from(share).saturating_sub(HEAD) / SHORT;
         self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
         self.files.gaps.forget_before(self.files.oldest_number());
@@ -152,7 +152,7 @@ impl Binlog {
             warn!(
                 "the binlog takes {} bytes, more than --binlog-limit {}; refusing puts until it \
                  takes less",
-                self.files.sums.disk_bytes, self.policy.max_bytes
+                self.files.sums.disk_bytes, self.settings.max_binlog_bytes
             );
         }
         self.sync();
@@ -173,7 +173,7 @@ impl Binlog {
     /// record, because it was truncated there and synced.
     fn reopen_newest(&mut self) {
         let Some(newest) = self.files.list.back() else { return };
-        let can_grow = newest.size < self.policy.file_size.into();
+        let can_grow = newest.size < self.settings.binlog_file_size.into();
         let is_reopenable = !newest.is_damaged && newest.used == newest.size && can_grow;
         let Some(nonce) = newest.nonce.filter(|_| is_reopenable) else { return };
         // The rest of its last block is always there.
@@ -200,9 +200,9 @@ impl Binlog {
     /// after its jobs were copied, so it should be a small part of the disk.
     fn choose_file_size(&mut self) {
         self.measure_space();
-        let most = u64::from(self.policy.file_size);
-        let capacity = self.space.capacity.min(self.policy.max_bytes);
-        let least = u64::from(self.policy.max_body_len) + MAX_RECORD_HEAD;
+        let most = u64::from(self.settings.binlog_file_size);
+        let capacity = self.space.capacity.min(self.settings.max_binlog_bytes);
+        let least = u64::from(self.settings.max_job_size) + MAX_RECORD_HEAD;
         // By halves, so that it does not change with every block that other programs write.
         let mut size = most;
         while size > capacity / MIN_FILES && size / 2 >= least {
@@ -299,13 +299,13 @@ impl Binlog {
 
     /// Returns how many bytes all files may take.
     fn limit(&self) -> u64 {
-        let max_bytes = self.policy.max_bytes;
+        let max_bytes = self.settings.max_binlog_bytes;
         if self.exceeds_limit() { max_bytes.max(self.space.ceiling) } else { max_bytes }
     }
 
     /// Returns whether all files take more than the limit: it was higher at an earlier start, or there was none.
     fn exceeds_limit(&self) -> bool {
-        self.files.sums.disk_bytes > self.policy.max_bytes
+        self.files.sums.disk_bytes > self.settings.max_binlog_bytes
     }
 
     /// Returns whether no put has space, however short it is: it would exceed a limit, or the disk refuses it.
@@ -394,9 +394,9 @@ impl Binlog {
         let Some(refusal) = &mut self.space.refusal else { return false };
         // On a full disk another attempt would not help.
         refusal.is_new = refusal.error.kind() != io::ErrorKind::QuotaExceeded;
-        let limit = std::mem::replace(&mut self.policy.max_bytes, u64::MAX);
+        let limit = std::mem::replace(&mut self.settings.max_binlog_bytes, u64::MAX);
         let is_prepared = self.prepare();
-        self.policy.max_bytes = limit;
+        self.settings.max_binlog_bytes = limit;
         is_prepared
     }
 
@@ -536,7 +536,7 @@ impl Binlog {
         if taken <= self.limit() {
             return Ok(());
         }
-        let message = format!("--binlog-limit {} is reached", self.policy.max_bytes);
+        let message = format!("--binlog-limit {} is reached", self.settings.max_binlog_bytes);
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, message))
     }
 

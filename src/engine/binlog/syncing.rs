@@ -165,17 +165,17 @@ impl Binlog {
 
     /// Returns whether each commit with records ends in a sync.
     pub fn syncs_each_iteration(&self) -> bool {
-        self.policy.syncing == Syncing::EachIteration
+        self.syncing == Syncing::EachIteration
     }
 
     /// Returns whether the files of a directory are synced.
     fn syncs_files(&self) -> bool {
-        matches!(self.policy.syncing, Syncing::EachIteration | Syncing::Within(_))
+        matches!(self.syncing, Syncing::EachIteration | Syncing::Within(_))
     }
 
     /// Returns how far the syncs are for which replies wait.
     pub fn progress(&self) -> Option<Progress> {
-        let Syncing::Remote(patience) = self.policy.syncing else { return None };
+        let Syncing::Remote(patience) = self.syncing else { return None };
         let SyncState { begun, ended, begun_since, unsynced_since, has_new_names, .. } = self.sync;
         let is_changed = unsynced_since.is_some() || has_new_names;
         let since = if ended < begun { Some(begun_since) } else { unsynced_since };
@@ -193,8 +193,8 @@ impl Binlog {
 
     /// Returns whether too many changes wait for a remote disk.
     pub(super) fn is_congested(&self) -> bool {
-        let most = self.policy.limits.congested_bytes;
-        matches!(self.policy.syncing, Syncing::Remote(_)) && self.sync.unsynced_bytes >= most
+        let most = self.limits.congested_bytes;
+        matches!(self.syncing, Syncing::Remote(_)) && self.sync.unsynced_bytes >= most
     }
 
     /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
@@ -204,7 +204,7 @@ impl Binlog {
         if self.sync.is_in_background() {
             return None;
         }
-        match self.policy.syncing {
+        match self.syncing {
             Syncing::EachIteration => unsynced_since,
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
@@ -225,7 +225,7 @@ impl Binlog {
 
     /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
     pub(super) fn announce_if_long(&mut self) {
-        if !matches!(self.policy.syncing, Syncing::Within(_)) {
+        if !matches!(self.syncing, Syncing::Within(_)) {
             return;
         }
         let File { number, used, .. } = *self.files.current();
@@ -245,7 +245,7 @@ impl Binlog {
         if self.sync.is_in_background() {
             return;
         }
-        let in_background = may_wait && self.policy.syncing != Syncing::EachIteration;
+        let in_background = may_wait && self.syncing != Syncing::EachIteration;
         self.files.count_free(self.sync.begun);
         self.sync.begun += 1;
         self.sync.begun_since = self.sync.unsynced_since.unwrap_or(self.now);
@@ -261,7 +261,7 @@ impl Binlog {
             files.push(number);
             self.sync.announced = (number, used);
         }
-        let is_wanted = self.policy.syncing != Syncing::Never && (has_records || with_names);
+        let is_wanted = self.syncing != Syncing::Never && (has_records || with_names);
         if is_wanted && !self.has_failed() {
             self.disk.begin_sync(&files, with_names, in_background);
             files.iter().take(closed).for_each(|&number| self.disk.close(number));
@@ -348,7 +348,7 @@ impl Binlog {
     pub(super) fn remove_some(&mut self, may_wait: bool) {
         let Some(first) = self.files.first_free() else { return };
         let is_small = self.files.list[first].size <= SMALL_FILE;
-        let Limits { removals_per_commit, small_removals_per_commit, .. } = self.policy.limits;
+        let Limits { removals_per_commit, small_removals_per_commit, .. } = self.limits;
         let most = if is_small { small_removals_per_commit } else { removals_per_commit };
         for _ in 0..most {
             if !self.remove_next(may_wait) {

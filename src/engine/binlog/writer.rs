@@ -13,9 +13,9 @@ use crate::engine::limits::Limits;
 impl Binlog {
     /// Appends a record, for which there is space in the current file.
     pub(super) fn append(&mut self, content: &Content, tube: &str, body: &[u8]) {
-        let is_copied = body.len() <= longest_copied(&self.policy.limits);
+        let is_copied = body.len() <= longest_copied(&self.limits);
         let len = Layout::V7_WITH_CRC.head_len(tube) + if is_copied { body.len() } else { 0 };
-        if self.batch.len() + len > self.policy.limits.batch_bytes {
+        if self.batch.len() + len > self.limits.batch_bytes {
             self.write_batch();
         }
         record::write(&mut self.batch, content, tube, (body, is_copied), self.nonce);
@@ -118,7 +118,7 @@ impl Binlog {
         let File { number, used, .. } = *self.files.current();
         let waiting = self.batch.len();
         assert!(
-            waiting <= longest_batch(&self.policy.limits) && waiting as u64 <= used,
+            waiting <= longest_batch(&self.limits) && waiting as u64 <= used,
             "{waiting} bytes wait to be written, of {used} that are used in binlog.{number}"
         );
         self.check_sync();

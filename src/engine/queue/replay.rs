@@ -23,10 +23,11 @@ use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
     self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, KEY_ID, Mark, RecordState,
 };
-use crate::engine::binlog::{Binlog, Policy};
+use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
+use crate::engine::limits::Settings;
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
@@ -47,8 +48,9 @@ pub struct Recovered {
 /// A queue that is being rebuilt, file by file.
 pub struct Replay<'q> {
     disk: Box<dyn Disk>,
-    /// That of the binlog which begins after it.
-    policy: Policy,
+    /// Those of the binlog which begins after it.
+    settings: Settings,
+    syncing: Syncing,
     numbers: Vec<FileNumber>,
     files_read: usize,
     history: History,
@@ -94,11 +96,12 @@ struct LastState {
 const MAX_LOGGED_DAMAGES: u64 = 100;
 
 impl Queue {
-    /// Begins to read the binlog on `disk`. There must be no job and no connection.
+    /// Begins to read the binlog on `disk`, which the queue then writes. There must be no job and no connection.
     pub fn begin_replay(
         &mut self,
         mut disk: Box<dyn Disk>,
-        policy: Policy,
+        settings: &Settings,
+        syncing: Syncing,
     ) -> Result<Replay<'_>, BinlogError> {
         let numbers = disk.list().map_err(BinlogError::of_list)?;
         let state = ReplayState {
@@ -113,7 +116,8 @@ impl Queue {
             lost: HashSet::new(),
             damages: 0,
         };
-        Ok(Replay { disk, policy, numbers, files_read: 0, history: History::default(), state })
+        let (settings, history) = (*settings, History::default());
+        Ok(Replay { disk, settings, syncing, numbers, files_read: 0, history, state })
     }
 
     /// Records what happened to jobs before the server ended.
@@ -177,7 +181,7 @@ impl Replay<'_> {
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
     pub fn finish(self, now: Nanos) -> Result<Recovered, BinlogError> {
-        let Replay { disk, policy, numbers, files_read, history, mut state } = self;
+        let Replay { disk, settings, syncing, numbers, files_read, history, mut state } = self;
         for (before, after) in history.gaps.lost(&numbers) {
             error!(
                 "no file between binlog.{before} and binlog.{after}: their records are lost; \
@@ -211,7 +215,8 @@ impl Replay<'_> {
             );
         }
         queue.last_id = history.last_id;
-        let binlog = Binlog::begin(disk, policy, files, history.last_id, now);
+        let (last_id, limits) = (history.last_id, queue.limits);
+        let binlog = Binlog::begin(disk, settings, syncing, limits, files, last_id, now);
         queue.binlog = Some(binlog?);
         queue.finish_jobs(flushed, held, to_rewrite);
         queue.quarantine_damaged_files()?;

@@ -34,21 +34,19 @@ mod sending;
 
 pub use link::Readiness;
 
-use crate::engine::binlog::disk::Disk;
 use crate::engine::binlog::error::BinlogError;
-use crate::engine::binlog::{Binlog, Policy, Progress, Syncing};
+use crate::engine::binlog::{Binlog, Progress};
 use crate::engine::collections::slab::{PAGE_BYTES, PagedSlab};
 use crate::engine::conn::{Conn, Doing};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
-use crate::engine::limits::Limits;
+use crate::engine::limits::{Limits, Settings};
 use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::flush::FlushStep;
-use crate::engine::queue::replay::Replay;
 use crate::engine::queue::{Totals, WaitResult};
-use crate::engine::store::{Settings, Store};
+use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use link::Link;
 use log::{debug, warn};
@@ -123,24 +121,6 @@ impl<S> Server<S> {
             has_closed: false,
             is_stopping: false,
         }
-    }
-
-    /// Begins to read the jobs from the binlog on `disk`, which the server then writes. Must be
-    /// called before the first connection.
-    pub fn begin_replay(
-        &mut self,
-        disk: Box<dyn Disk>,
-        syncing: Syncing,
-    ) -> Result<Replay<'_>, BinlogError> {
-        let Store { queue, settings, .. } = &mut self.store;
-        let policy = Policy {
-            file_size: settings.binlog_file_size,
-            max_body_len: settings.max_job_size,
-            max_bytes: settings.max_binlog_bytes,
-            syncing,
-            limits: queue.limits,
-        };
-        queue.begin_replay(disk, policy)
     }
 
     // ---- Connections ----
