@@ -93,6 +93,7 @@ impl EventLoop {
                 let offset = ClockOffset::between(self.poller.now, clock::time_of_day());
                 self.server.store.queue.clock_offset = offset;
             }
+            let open = self.server.store.connections;
             self.server.begin(self.poller.now, due);
             // The first visit takes the time at which the wait has ended, unless more was done since.
             let waited_until = Some(self.poller.now).filter(|&now| now < due);
@@ -103,7 +104,7 @@ impl EventLoop {
             self.server.commit(self.poller.now).map_err(cannot_write)?;
             self.server.flush(|| check(self.membership.as_ref()).is_ok());
             check(self.membership.as_ref())?;
-            if self.server.take_has_closed() {
+            if self.server.store.connections < open {
                 self.acceptor.on_close();
             }
             self.accept();

@@ -4,6 +4,7 @@ use crate::engine::conn::{Conn, Doing};
 use crate::engine::limits::Limits;
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
+use log::debug;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
 /// A connection with its stream, and what is known of the stream: an edge is reported once.
@@ -61,6 +62,22 @@ impl<S> Link<S> {
         self.seen.is_half_closed |= readiness.is_half_closed;
         self.seen.is_hung_up |= readiness.is_hung_up;
         self.seen.reads_to_the_end |= readiness.reads_to_the_end;
+    }
+
+    /// Closes the connection, which has jobs and watches to give back.
+    #[cold]
+    pub fn close(&mut self, s: &mut Store, why: Option<&io::Error>) {
+        let Conn { client, .. } = &self.conn;
+        match why {
+            Some(error) => debug!("connection {} lost: {error}", client.key.id()),
+            None => debug!("connection {} closed", client.key.id()),
+        }
+        self.stream = None;
+        let untold_since = self.conn.overdue_since(s);
+        self.conn.cancel(s);
+        let release_order = s.queue.disconnect(&mut self.conn.client, untold_since);
+        self.conn.doing = Doing::Leaving(release_order);
+        s.connections -= 1;
     }
 
     /// Returns whether there is more to do in the next iteration.
@@ -170,9 +187,10 @@ impl<S: Read + Write> Link<S> {
     /// Writes what the kernel takes without waiting; drops it if the client is gone. Returns the number of bytes that
     /// were written.
     pub fn send(&mut self, s: &mut Store) -> io::Result<usize> {
-        let Some(stream) = self.stream.as_mut().filter(|_| self.seen.is_writable) else {
+        if !self.seen.is_writable {
             return Ok(0);
-        };
+        }
+        let Some(stream) = &mut self.stream else { return Ok(0) };
         let written = match self.conn.output.text() {
             Some([]) => return Ok(0),
             // Most replies are text alone. The plain call is cheaper, and no slices have to be cleared.

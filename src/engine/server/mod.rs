@@ -63,8 +63,6 @@ pub struct Server<S> {
     /// Connections to visit, in this order, of which those of this iteration come first.
     ready: VecDeque<ConnKey>,
     to_visit: usize,
-    /// Connections to close at the end of the iteration, with the error if there was one.
-    closing: VecDeque<(ConnKey, Option<io::Error>)>,
     /// Connections whose commands may have to wait until memory for replies is not short.
     stalled: Vec<ConnKey>,
     /// The bytes of the last read, of whatever connection. Longer than a read, because the system maps
@@ -76,8 +74,6 @@ pub struct Server<S> {
     leaving: VecDeque<ConnKey>,
     /// Where the next held job of a flush is searched: the number of a connection, and an index in its heap.
     search_at: (usize, usize),
-    /// A connection was closed since [`Server::take_has_closed`].
-    has_closed: bool,
     is_stopping: bool,
 }
 
@@ -93,8 +89,6 @@ pub trait Observed {
     fn numbers_end(&self) -> usize;
 }
 
-/// The list of connections to close has room for this many from the start.
-const FEW: usize = 64;
 /// This number of clients takes less than a quarter of the headroom.
 const FEW_CLIENTS: usize = 256;
 /// Units of work to read from a connection and to write to it.
@@ -112,13 +106,11 @@ impl<S> Server<S> {
             store: Store::new(settings, limits, process, now),
             ready: VecDeque::new(),
             to_visit: 0,
-            closing: VecDeque::with_capacity(FEW),
             stalled: Vec::new(),
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
             leaving: VecDeque::new(),
             search_at: (0, 0),
-            has_closed: false,
             is_stopping: false,
         }
     }
@@ -188,32 +180,22 @@ impl<S> Server<S> {
     /// Closes a connection. Its key is free at once, or after some ticks if the connection has many jobs
     /// and watches to give back.
     pub fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
-        let Server { links, store: s, .. } = self;
-        let Some(link) = link_of(links, key) else { return };
-        link.stream = None;
-        match why {
-            Some(error) => debug!("connection {} lost: {error}", key.id()),
-            None => debug!("connection {} closed", key.id()),
-        }
-        let untold_since = link.conn.overdue_since(s);
-        link.conn.cancel(s);
-        s.connections -= 1;
-        self.has_closed = true;
-        link.conn.doing = Doing::Leaving(s.queue.disconnect(&mut link.conn.client, untold_since));
+        let Some(link) = link_of(&mut self.links, key) else { return };
+        link.close(&mut self.store, why);
         self.leave_step(key);
         self.deliver();
     }
 
-    /// Lets closed connections give back more. Each gets a slice, so that its jobs delay no other.
+    /// Lets at most `most` closed connections give back a slice each, so that the jobs of one delay no other.
     #[cold]
-    fn leave(&mut self) {
-        let rest = self.store.queue.work.give_due();
-        while self.store.queue.work.is_left()
-            && let Some(key) = self.leaving.pop_front()
-        {
+    fn leave(&mut self, most: usize) {
+        for _ in 0..most {
+            if !self.store.queue.work.is_left() {
+                return;
+            }
+            let Some(key) = self.leaving.pop_front() else { return };
             self.leave_step(key);
         }
-        self.store.queue.work.end(rest);
     }
 
     /// Lets a closed connection give back a slice, and forgets it if that is all.
@@ -229,11 +211,6 @@ impl<S> Server<S> {
         } else {
             leaving.push_back(key);
         }
-    }
-
-    /// Returns whether a connection was closed since the last call.
-    pub fn take_has_closed(&mut self) -> bool {
-        std::mem::take(&mut self.has_closed)
     }
 
     fn conn_ref(&self, key: ConnKey) -> Option<&Conn> {
@@ -277,7 +254,9 @@ impl<S> Server<S> {
         self.tick_reads();
         self.store.queue.tick();
         self.run_due_conns();
-        self.leave();
+        let rest = self.store.queue.work.give_due();
+        self.leave(usize::MAX);
+        self.store.queue.work.end(rest);
         if list_step(&mut self.store) {
             self.send_lists();
         }

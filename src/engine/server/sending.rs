@@ -16,7 +16,7 @@ impl<S: Read + Write> Server<S> {
         let queue = &mut self.store.queue;
         queue.work.begin_closing(&queue.limits);
         let is_crowded = self.store.is_crowded();
-        let mut sent = 0;
+        let (mut sent, left_before) = (0, self.leaving.len());
         for at in 0..self.store.dirty.len() {
             // The process may have been stopped since the last reply.
             if may_send() {
@@ -30,15 +30,19 @@ impl<S: Read + Write> Server<S> {
         if self.store.is_congested() {
             self.flush_unvisited();
         }
-        while let Some((key, why)) = self.closing.pop_front() {
-            self.close(key, why.as_ref());
+        let closed = self.leaving.len() - left_before;
+        if closed > 0 {
+            // Those that were closed now come first.
+            self.leaving.rotate_left(left_before);
+            self.leave(closed);
+            self.deliver();
         }
     }
 
     /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
     /// connection if there is more to do.
     fn flush_one(&mut self, key: ConnKey, is_crowded: bool, sent: &mut usize) {
-        let Server { links, store: s, ready, closing, stalled, is_stopping, .. } = self;
+        let Server { links, store: s, ready, leaving, stalled, is_stopping, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         let is_overdue = link.conn.begin_flush(s);
         let is_short = link.conn.output.len() < s.queue.limits.gathered_bytes;
@@ -51,15 +55,12 @@ impl<S: Read + Write> Server<S> {
             return enqueue(link, ready);
         }
         link.delayed_sends = 0;
-        let can_close = closing.len() < closing.capacity()
-            || headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_ok();
-        if !can_close {
-            // There is room in the list in the next iteration.
-            return enqueue(link, ready);
-        }
         match link.send(s) {
             Ok(count) => *sent += count,
-            Err(error) => return closing.push_back((key, Some(error))),
+            Err(error) => {
+                link.close(s, Some(&error));
+                return leaving.push_back(key);
+            }
         }
         let may_stall = is_crowded && link.conn.output.sendable_len() > 0 && !link.is_stalled;
         if may_stall && headroom::leave(Headroom::Quarter, || stalled.try_reserve(1)).is_ok() {
@@ -67,7 +68,8 @@ impl<S: Read + Write> Server<S> {
             stalled.push(key);
         }
         if is_overdue || link.conn.is_finished() {
-            closing.push_back((key, None));
+            link.close(s, None);
+            leaving.push_back(key);
         } else if link.has_more(s) {
             enqueue(link, ready);
         }
@@ -89,7 +91,7 @@ impl<S: Read + Write> Server<S> {
     /// Makes the next iteration flush connections that are not visited while the disk is congested. If none of
     /// their commands will run soon, closes the others, which have commands to run.
     fn flush_unvisited(&mut self) {
-        let Server { links, store: s, ready, closing, .. } = self;
+        let Server { links, store: s, ready, leaving, .. } = self;
         let is_overdue = s.progress.is_some_and(Progress::has_overdue);
         ready.retain(|&key| {
             let Some(link) = link_of(links, key) else { return false };
@@ -97,11 +99,10 @@ impl<S: Read + Write> Server<S> {
             if has_reply && link.seen.is_writable {
                 link.conn.mark_dirty(s);
             }
-            let closes = is_overdue
-                && !has_reply
-                && headroom::leave(Headroom::Quarter, || closing.try_reserve(1)).is_ok();
+            let closes = is_overdue && !has_reply;
             if closes {
-                closing.push_back((key, None));
+                link.close(s, None);
+                leaving.push_back(key);
             }
             !closes
         });
