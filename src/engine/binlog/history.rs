@@ -19,7 +19,7 @@ use super::error::BinlogError;
 use super::gaps::Gaps;
 use super::reader::{Damage, Item, Reader, Record};
 use super::record::KeyRecord;
-use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, Layout, Mark, RecordState};
+use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, JobState, Layout, Mark};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use std::collections::{HashMap, TryReserveError};
@@ -118,7 +118,7 @@ impl History {
         match record.content {
             Content::Job(job) => {
                 self.note_id(job.id);
-                let is_deleted = job.state == RecordState::Deleted;
+                let is_deleted = job.state == JobState::Deleted;
                 return key_before
                     .filter(|(_, key)| key.id == job.id && key.kept_until.is_some() == is_deleted);
             }

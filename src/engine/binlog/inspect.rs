@@ -13,8 +13,7 @@ use super::error::BinlogError;
 use super::history::{Event, Flushes, History};
 use super::reader::{Damage, Record};
 use super::record::{
-    self, Content, FILE_HEAD_LEN, Fields, KeyRecord, Layout, Mark, RecordState, SHORT_LEN,
-    VERSION_LEN,
+    self, Content, FILE_HEAD_LEN, Fields, JobState, KeyRecord, Layout, Mark, SHORT_LEN, VERSION_LEN,
 };
 use crate::engine::digest::{Con, Digest};
 use crate::engine::text::CR_LF;
@@ -191,7 +190,7 @@ impl Survey {
         let &Record { offset, len, content, tube, .. } = record;
         let since = self.flushes.count;
         match content {
-            Content::Job(fields) if fields.state == RecordState::Deleted => {
+            Content::Job(fields) if fields.state == JobState::Deleted => {
                 // Without the record of the flush, the flush has not happened.
                 if let Some(job) = self.jobs.get(&fields.id)
                     && self.flushes.allow(fields.mark, &job.tube, job.since, job.is_buried())
@@ -294,7 +293,7 @@ impl Survey {
 impl Job {
     /// Returns whether it is buried, and no worker has reserved it.
     fn is_buried(&self) -> bool {
-        self.fields.state == RecordState::Buried && self.fields.mark != Mark::Held
+        self.fields.state == JobState::Buried && self.fields.mark != Mark::Held
     }
 }
 
@@ -319,8 +318,7 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let Fields {
         id, pri, delay_secs, ttr_secs, counts, state, created_at, due_or_buried_at, ..
     } = job.fields;
-    let tube = &job.tube;
-    let word = ["deleted", "ready", "reserved", "buried", "delayed"][state as usize];
+    let (tube, word) = (&job.tube, state.name());
     write!(
         out,
         "{{\"id\":{id},\"tube\":\"{tube}\",\"state\":\"{word}\",\"pri\":{pri},\
@@ -336,7 +334,7 @@ fn write_job(job: &Job, body: &[u8], out: &mut dyn Write) -> io::Result<()> {
             write!(out, ",\"con\":\"{group:016x}\",\"limit\":{limit}")?;
         }
     }
-    if state == RecordState::Delayed {
+    if state == JobState::Delayed {
         write!(out, ",\"due_at_ns\":{}", due_or_buried_at.as_nanos())?;
     }
     let [reserves, timeouts, releases, buries, kicks] = counts;

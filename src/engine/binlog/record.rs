@@ -93,7 +93,7 @@ pub struct Fields {
     /// files with checksums also the moment of a bury, which C beanstalkd does not record.
     pub due_or_buried_at: Nanos,
     pub counts: Counts,
-    pub state: RecordState,
+    pub state: JobState,
     /// Only in files with checksums.
     pub mark: Mark,
 }
@@ -150,15 +150,23 @@ pub struct KeyRecord {
     pub con: Option<Con>,
 }
 
-/// The state of a job in a record. The numbers are those of C beanstalkd.
+/// The state of a job, in a record and for clients. The numbers are those of C beanstalkd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecordState {
+pub enum JobState {
+    /// For clients, the key of the job is kept.
     #[default]
     Deleted = 0,
     Ready = 1,
     Reserved = 2,
     Buried = 3,
     Delayed = 4,
+}
+
+impl JobState {
+    /// Returns the name in lists and statistics.
+    pub fn name(self) -> &'static str {
+        ["deleted", "ready", "reserved", "buried", "delayed"][self as usize]
+    }
 }
 
 /// What a record is about.
@@ -438,7 +446,7 @@ impl Layout {
         if !is_short && !is_tube_name(name) {
             return Err(Corruption::NAME);
         }
-        let is_deleted = of_job.state == RecordState::Deleted;
+        let is_deleted = of_job.state == JobState::Deleted;
         let flush = |kind| Some(Content::Flush(Decision { kind, decided_at: of_job.created_at }));
         let content = match raw.id {
             id if id < GAP_ID => Some(Content::Job(of_job)),
@@ -496,11 +504,11 @@ impl Layout {
             due_or_buried_at: nanos(raw.moment),
             counts: raw.counts,
             state: match raw.state {
-                0 => RecordState::Deleted,
-                1 => RecordState::Ready,
-                2 => RecordState::Reserved,
-                3 => RecordState::Buried,
-                4 => RecordState::Delayed,
+                0 => JobState::Deleted,
+                1 => JobState::Ready,
+                2 => JobState::Reserved,
+                3 => JobState::Buried,
+                4 => JobState::Delayed,
                 _ => return Err(Corruption::STATE),
             },
             mark: match raw.mark {
@@ -564,7 +572,7 @@ mod tests {
         created_at: Nanos::from_nanos(0x2122_2324_2526_2728),
         due_or_buried_at: Nanos::from_nanos(0x3132_3334_3536_3738),
         counts: [1, 2, 3, 4, 5],
-        state: RecordState::Delayed,
+        state: JobState::Delayed,
         mark: Mark::None,
     };
     const NONCE: u32 = 0x4142_4344;

@@ -14,6 +14,8 @@ use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::fmt;
 
+pub use crate::engine::binlog::record::JobState;
+
 pub struct Job {
     /// The id that clients use; never used twice.
     pub id: u64,
@@ -158,24 +160,6 @@ pub struct ReservedEntry {
 
 /// All jobs, found by id.
 pub type Jobs = HashSlab<JobKey, Job>;
-
-/// The states of jobs for clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobState {
-    Ready,
-    Reserved,
-    Delayed,
-    Buried,
-    /// The job is deleted, and its key is kept.
-    Deleted,
-}
-
-impl JobState {
-    /// Returns the name in lists and statistics.
-    pub fn name(self) -> &'static str {
-        ["ready", "reserved", "delayed", "buried", "deleted"][self as usize]
-    }
-}
 
 impl State {
     /// Returns the state for clients.

@@ -17,7 +17,7 @@ use super::flush::Decision;
 use super::job::{Job, Jobs, ReadyEntry, State, Target};
 use super::unique::{NewKey, UniqueKeys};
 use crate::engine::binlog::record::KeyRecord;
-use crate::engine::binlog::record::{self, Fields, FlushKind, Mark, RecordState};
+use crate::engine::binlog::record::{self, Fields, FlushKind, JobState, Mark};
 use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
@@ -88,7 +88,7 @@ impl Queue {
         let Some(binlog) = &mut self.binlog else { return Ok(()) };
         let mark = if is_held { Mark::Held } else { Mark::None };
         let job = &self.jobs[key];
-        let state = (RecordState::Buried, job.due);
+        let state = (JobState::Buried, job.due);
         let fields = Fields { mark, ..fields(job, &self.large_counts, state, self.clock_offset) };
         binlog.hold(key, &fields)
     }
@@ -116,7 +116,7 @@ impl Queue {
             Some(FlushKind::All) => Mark::Flushed,
             Some(FlushKind::Buried) => Mark::FlushedBuried,
         };
-        let deleted = (RecordState::Deleted, Nanos::ZERO);
+        let deleted = (JobState::Deleted, Nanos::ZERO);
         let fields = Fields { mark, ..fields(job, &self.large_counts, deleted, self.clock_offset) };
         binlog.delete(key, &fields, kept);
     }
@@ -231,26 +231,20 @@ impl Queue {
     }
 
     /// Returns the present state of a job for a record, and its moment.
-    fn present_state(&self, key: JobKey) -> (RecordState, Nanos) {
+    fn present_state(&self, key: JobKey) -> (JobState, Nanos) {
         let job = &self.jobs[key];
-        let due = || self.due(job).unwrap_or(Nanos::ZERO);
-        match job.state {
-            State::Ready { .. } => (RecordState::Ready, Nanos::ZERO),
-            State::Delayed(_) => (RecordState::Delayed, due()),
-            State::Reserved { .. } => (RecordState::Reserved, due()),
-            State::Buried(_) => (RecordState::Buried, job.due),
-            State::Detached => unreachable!("compaction runs between two transitions"),
-        }
+        let moment = if let State::Buried(_) = job.state { Some(job.due) } else { self.due(job) };
+        (job.state.shown(), moment.unwrap_or(Nanos::ZERO))
     }
 }
 
 impl Target {
     /// Returns the state for a record of a job that is sent to it, and its moment.
-    fn record_state(self) -> (RecordState, Nanos) {
+    fn record_state(self) -> (JobState, Nanos) {
         match self {
-            Target::Ready => (RecordState::Ready, Nanos::ZERO),
-            Target::Delayed { due } => (RecordState::Delayed, due),
-            Target::Buried { at } => (RecordState::Buried, at),
+            Target::Ready => (JobState::Ready, Nanos::ZERO),
+            Target::Delayed { due } => (JobState::Delayed, due),
+            Target::Buried { at } => (JobState::Buried, at),
         }
     }
 }
@@ -259,12 +253,12 @@ impl Target {
 fn fields(
     job: &Job,
     counts: &LargeCounts,
-    (state, moment): (RecordState, Nanos),
+    (state, moment): (JobState, Nanos),
     clock_offset: ClockOffset,
 ) -> Fields {
     let due_or_buried_at = match state {
-        RecordState::Delayed | RecordState::Reserved => moment.to_wall_clock(clock_offset),
-        RecordState::Ready | RecordState::Buried | RecordState::Deleted => moment,
+        JobState::Delayed | JobState::Reserved => moment.to_wall_clock(clock_offset),
+        JobState::Ready | JobState::Buried | JobState::Deleted => moment,
     };
     Fields {
         id: job.id,

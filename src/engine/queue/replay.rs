@@ -21,7 +21,7 @@ use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::reader::{Damage, Record};
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
-    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, KEY_ID, Mark, RecordState,
+    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, JobState, KEY_ID, Mark,
 };
 use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
@@ -83,7 +83,7 @@ struct ReplayState<'q> {
 /// The last record of a job.
 #[derive(Clone, Copy, Debug)]
 struct LastState {
-    state: RecordState,
+    state: JobState,
     /// When the job was buried, or when it is due.
     moment: Nanos,
     /// A worker had reserved the job, which is buried.
@@ -280,7 +280,7 @@ impl ReplayState<'_> {
         key_before: Option<(FileNumber, KeyRecord)>,
     ) -> Result<(), TryReserveError> {
         match record.content {
-            Content::Job(fields) if fields.state == RecordState::Deleted => {
+            Content::Job(fields) if fields.state == JobState::Deleted => {
                 self.apply_delete(&fields, key_before)
             }
             Content::Job(fields) => {
@@ -393,13 +393,13 @@ impl ReplayState<'_> {
         let has_moment = self.files.list.back().is_some_and(|file| file.layout.has_checksums);
         let before = self.last_states.get_mut(key);
         let moment = match &before {
-            _ if state != RecordState::Buried || has_moment => fields.due_or_buried_at,
+            _ if state != JobState::Buried || has_moment => fields.due_or_buried_at,
             // Compaction has moved the job to a newer file.
-            Some(before) if is_full && before.state == RecordState::Buried => before.moment,
+            Some(before) if is_full && before.state == JobState::Buried => before.moment,
             // C beanstalkd does not record when it buried the job: after the bury before.
             Some(_) | None => self.queue.last_buried_at + Nanos::ONE,
         };
-        if state == RecordState::Buried {
+        if state == JobState::Buried {
             self.queue.last_buried_at = self.queue.last_buried_at.max(moment);
         }
         let is_held = fields.mark == Mark::Held;
@@ -426,7 +426,7 @@ impl ReplayState<'_> {
                 continue;
             }
             match state {
-                RecordState::Buried => {
+                JobState::Buried => {
                     headroom::leave(Headroom::Quarter, || {
                         buried.try_reserve(1)?;
                         self.held.try_reserve(1)
@@ -435,14 +435,14 @@ impl ReplayState<'_> {
                     self.held.extend(is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
-                RecordState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
+                JobState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
                     let latest = now + Nanos::from_secs(self.queue.jobs[key].delay_secs);
                     self.queue.attach(key, Target::Delayed { due: moment.min(latest) });
                 }
-                RecordState::Delayed | RecordState::Ready | RecordState::Reserved => {
+                JobState::Delayed | JobState::Ready | JobState::Reserved => {
                     self.queue.attach(key, Target::Ready);
                 }
-                RecordState::Deleted => unreachable!("deleted jobs are removed"),
+                JobState::Deleted => unreachable!("deleted jobs are removed"),
             }
         }
         buried.sort_unstable();
@@ -459,6 +459,6 @@ impl ReplayState<'_> {
 impl LastState {
     /// Returns whether the job is buried, and no worker had reserved it.
     fn is_buried(self) -> bool {
-        self.state == RecordState::Buried && !self.is_held
+        self.state == JobState::Buried && !self.is_held
     }
 }
