@@ -679,7 +679,7 @@ impl Driver {
     pub fn buried(&self, tube: &str) -> Vec<u64> {
         let queue = &self.server.store().queue;
         let tube = queue.tubes.find(tube).and_then(|key| queue.tubes.get(key));
-        let numbers = tube.into_iter().flat_map(|tube| tube.buried.iter(&queue.jobs));
+        let numbers = tube.into_iter().flat_map(|tube| tube.jobs.buried.iter(&queue.jobs));
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
     }
 

@@ -29,7 +29,7 @@ impl ReservedScan {
     pub fn advance(&mut self, view: &View<'_>, tube: TubeKey, count: usize) -> bool {
         let queue = view.queue;
         let mut budget = queue.limits.reserved_per_page_slice;
-        while self.conn < view.conns.numbers_end() && self.found < queue.tubes[tube].reserved {
+        while self.conn < view.conns.numbers_end() && self.found < queue.tubes[tube].jobs.reserved {
             if budget == 0 {
                 return false;
             }

@@ -151,13 +151,13 @@ impl Page for TubePage {
 fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_>) -> Vec<u64> {
     let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
     let id_of = |key| jobs[JobKey::from_number(key)].id;
-    let delayed = tube.delayed.first_keys(FEW, jobs);
+    let delayed = tube.jobs.delayed.first_keys(FEW, jobs);
     // 0 is the id of no job.
     let mut ids = vec![oldest];
-    ids.extend(tube.buried.iter(jobs).take(MOST).map(id_of));
+    ids.extend(tube.jobs.buried.iter(jobs).take(MOST).map(id_of));
     ids.extend(reserved.ids());
     let behind = view.queue.ready_behind(key).map(Key::number);
-    let ready = tube.ready.first_keys(FEW, jobs).chain(behind).take(FEW);
+    let ready = tube.jobs.ready.first_keys(FEW, jobs).chain(behind).take(FEW);
     ids.extend(ready.chain(delayed).map(id_of));
     ids
 }

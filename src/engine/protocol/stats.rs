@@ -230,11 +230,11 @@ pub fn job(key: JobKey, queue: &Queue) -> String {
 pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
     let mut yaml = Yaml::new();
     yaml.quoted("name", &tube.name)
-        .line("current-jobs-urgent", tube.urgent)
-        .line("current-jobs-ready", tube.ready_count())
-        .line("current-jobs-reserved", tube.reserved)
-        .line("current-jobs-delayed", tube.delayed.len())
-        .line("current-jobs-buried", tube.buried.len())
+        .line("current-jobs-urgent", tube.jobs.urgent)
+        .line("current-jobs-ready", tube.jobs.ready_count())
+        .line("current-jobs-reserved", tube.jobs.reserved)
+        .line("current-jobs-delayed", tube.jobs.delayed.len())
+        .line("current-jobs-buried", tube.jobs.buried.len())
         .line("total-jobs", tube.total_jobs)
         .line("current-using", tube.using)
         .line("current-watching", tube.watching)

@@ -339,7 +339,7 @@ impl Queue {
 
     /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
-        for key in self.tubes[tube].ready.first_keys(AHEAD, &self.jobs) {
+        for key in self.tubes[tube].jobs.ready.first_keys(AHEAD, &self.jobs) {
             let key = JobKey::from_number(key);
             if self.jobs[key].body.is_cold() {
                 let read = self.record_of(key);

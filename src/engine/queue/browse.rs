@@ -11,7 +11,7 @@
 
 use super::Queue;
 use super::job::{Job, JobState};
-use super::tube::Tube;
+use super::tube::TubeJobs;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::text;
@@ -132,7 +132,7 @@ impl SelectionScan {
     /// Compares all jobs of the tube. Returns `false` if it has too many.
     fn compare_tube(&mut self, queue: &Queue) -> bool {
         let tube = &queue.tubes[self.tube];
-        let Tube { ready, delayed, buried, reserved, .. } = tube;
+        let TubeJobs { ready, delayed, buried, reserved, .. } = &tube.jobs;
         // Only the connections that hold reserved jobs know them.
         let takes = |state| self.state.is_none_or(|only| only == state);
         let [takes_ready, takes_delayed] = [JobState::Ready, JobState::Delayed].map(takes);
@@ -140,8 +140,8 @@ impl SelectionScan {
         if takes(JobState::Reserved) && *reserved > 0 {
             return false;
         }
-        let listed = usize::from(takes_ready) * tube.ready_count()
-            + usize::from(takes_delayed) * tube.delayed.len()
+        let listed = usize::from(takes_ready) * tube.jobs.ready_count()
+            + usize::from(takes_delayed) * delayed.len()
             + usize::from(takes_buried) * buried.len() as usize;
         let cost = listed * LISTED_COST;
         if cost > queue.limits.jobs_compared_at_once {

@@ -13,7 +13,7 @@ use super::job::{Holder, Job, ReservedEntry, State};
 use super::tube::Tube;
 use super::{Queue, URGENT_BELOW};
 use crate::engine::binlog::record;
-use crate::engine::keys::{ConnKey, JobKey, Key, Owner, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Owner, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -114,24 +114,11 @@ impl Queue {
 
     /// Checks the jobs and counts of a tube, and that its timer fires in time.
     fn check_tube(&self, key: TubeKey, tube: &Tube, counted: Counts) {
-        let Tube { name, ready, delayed, buried, .. } = tube;
-        let check = |number, is_right: fn(State) -> bool| {
-            let Job { id, tube: own, state, .. } = &self.jobs[JobKey::from_number(number)];
-            let is_here = *own == key && is_right(*state);
-            assert!(is_here, "job {id} in a wrong list of tube {name}: {state:?} in {own:?}");
-        };
-        ready.check(&self.jobs, format_args!("the ready jobs of tube {name}"), |number| {
-            check(number, |state| matches!(state, State::Ready(_)));
-        });
-        delayed.check(&self.jobs, format_args!("the delayed jobs of tube {name}"), |number| {
-            check(number, |state| matches!(state, State::Delayed(_)));
-        });
-        buried.check(&self.jobs, format_args!("the buried jobs of tube {name}"), |number| {
-            check(number, |state| matches!(state, State::Buried(_)));
-        });
-        let noted = [tube.reserved, buried.len(), tube.urgent, tube.using, tube.watching];
+        let Tube { name, jobs, .. } = tube;
+        jobs.check(&self.jobs, format_args!("jobs of tube {name}"), |job| job.tube == key);
+        let noted = [jobs.reserved, jobs.buried.len(), jobs.urgent, tube.using, tube.watching];
         let [reserved, buried, urgent, using, watching] = noted.map(|count| count as usize);
-        let (ready, delayed) = (tube.ready_count(), tube.delayed.len());
+        let (ready, delayed) = (jobs.ready_count(), jobs.delayed.len());
         let stored = [ready, reserved, delayed, buried, urgent, using, watching];
         assert_eq!(stored, counted, "stored and actual {COUNTED:?} of tube {name}");
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);

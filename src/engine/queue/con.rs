@@ -57,7 +57,7 @@ impl Queue {
     }
 
     fn insert_ready(&mut self, key: JobKey, tube: TubeKey) {
-        self.tubes[tube].ready.insert(key.number(), &mut self.jobs);
+        self.tubes[tube].jobs.ready.insert(key.number(), &mut self.jobs);
     }
 
     #[cold]
@@ -67,7 +67,7 @@ impl Queue {
         let rank = Rank { group, ..self.rank_of(job) };
         let first = self.unique.groups.first_of_group(rank);
         self.unique.groups.add(key, rank);
-        self.tubes[rank.tube].behind += 1;
+        self.tubes[rank.tube].jobs.behind += 1;
         if first.is_none_or(|first| rank < self.unique.groups.members[first].rank) {
             if let Some(first) = first {
                 self.withdraw(first);
@@ -85,7 +85,7 @@ impl Queue {
     /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
     pub(super) fn remove_ready(&mut self, key: JobKey, tube: TubeKey) {
         match self.member_key(key) {
-            None => self.tubes[tube].ready.remove(key.number(), &mut self.jobs),
+            None => self.tubes[tube].jobs.ready.remove(key.number(), &mut self.jobs),
             Some(member) => self.remove_member(member),
         }
     }
@@ -95,7 +95,7 @@ impl Queue {
         self.work.spend(WORK_PER_CHANGE);
         let Member { rank, place, .. } = self.unique.groups.members[key];
         self.withdraw(key);
-        self.tubes[rank.tube].behind -= 1;
+        self.tubes[rank.tube].jobs.behind -= 1;
         let groups = &mut self.unique.groups;
         groups.remove(key);
         if place != Place::Behind
@@ -112,8 +112,8 @@ impl Queue {
             Place::Offered => {
                 member.place = Place::Behind;
                 let tube = &mut self.tubes[member.rank.tube];
-                tube.ready.remove(member.job.number(), &mut self.jobs);
-                tube.behind += 1;
+                tube.jobs.ready.remove(member.job.number(), &mut self.jobs);
+                tube.jobs.behind += 1;
             }
             Place::Parked => self.unique.groups.set_parked(key, false),
             Place::Behind | Place::Elsewhere | Place::Slot => {}
@@ -204,7 +204,7 @@ impl Queue {
                 let tube = self.jobs[job].tube;
                 self.insert_ready(job, tube);
                 self.unique.groups.members[first].place = Place::Offered;
-                self.tubes[tube].behind -= 1;
+                self.tubes[tube].jobs.behind -= 1;
                 self.announce(job, tube);
             }
         }
@@ -284,7 +284,7 @@ impl Queue {
         });
         for (key, tube) in self.tubes.entries() {
             let count = behind.get(&key).copied().unwrap_or_default();
-            assert_eq!(tube.behind, count, "jobs behind others in tube {}", tube.name);
+            assert_eq!(tube.jobs.behind, count, "jobs behind others in tube {}", tube.name);
         }
     }
 }

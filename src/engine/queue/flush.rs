@@ -10,12 +10,11 @@
 //! found there: the loop searches the connections one after the other.
 
 use super::client::Client;
-use super::job::{DelayedEntry, Job, ReadyEntry, ReservedEntry, State};
+use super::job::{Job, ReservedEntry, State};
 use super::outcomes::End;
+use super::tube::TubeJobs;
 use super::{Queue, WORK_PER_PAGE};
 use crate::engine::binlog::NoSpace;
-use crate::engine::collections::list::List;
-use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
@@ -40,13 +39,8 @@ pub(super) struct Flush {
     conn: Option<ConnKey>,
     /// The number of flushed jobs.
     count: u64,
-    pub ready: Ordered<ReadyEntry>,
-    pub delayed: Ordered<DelayedEntry>,
-    pub buried: List,
-    /// The number of flushed ready jobs that are not in `ready`.
-    pub behind: u32,
-    /// The number of flushed jobs in the heaps of connections.
-    pub reserved: u32,
+    /// Those of them that are not freed.
+    jobs: TubeJobs,
     decision: Decision,
     /// The epoch of these jobs, and the moment before which they were buried, by which a flushed job finds its flush.
     epoch: u8,
@@ -97,8 +91,8 @@ impl Queue {
     ) -> Result<Option<u64>, NoSpace> {
         let tube = &self.tubes[tube_key];
         let count = match kind {
-            FlushKind::Buried => u64::from(tube.buried.len()),
-            FlushKind::All => tube.job_count(),
+            FlushKind::Buried => u64::from(tube.jobs.buried.len()),
+            FlushKind::All => tube.jobs.count(),
         };
         if count == 0 {
             return Ok(Some(0));
@@ -113,34 +107,31 @@ impl Queue {
         tube.flushes += 1;
         tube.deletes += count;
         let epoch = tube.epoch;
-        let mut flush = Flush {
+        let jobs = match kind {
+            FlushKind::Buried => {
+                let buried = std::mem::take(&mut tube.jobs.buried);
+                TubeJobs { buried, ..TubeJobs::default() }
+            }
+            FlushKind::All => std::mem::take(&mut tube.jobs),
+        };
+        self.totals.urgent -= u64::from(jobs.urgent);
+        self.totals.ready -= jobs.ready_count() as u64;
+        self.totals.delayed -= jobs.delayed.len() as u64;
+        self.totals.reserved -= u64::from(jobs.reserved);
+        self.totals.buried -= u64::from(jobs.buried.len());
+        let flush = Flush {
             tube: tube_key,
             conn: Some(conn),
             count,
-            ready: Ordered::default(),
-            delayed: Ordered::default(),
-            buried: std::mem::take(&mut tube.buried),
-            behind: 0,
-            reserved: 0,
+            jobs,
             decision: Decision { kind, decided_at: self.now },
             epoch,
             buried_before: self.last_buried_at + Nanos::ONE,
         };
         match kind {
             FlushKind::Buried => tube.flushed_before = flush.buried_before,
-            FlushKind::All => {
-                tube.epoch = tube.epoch.wrapping_add(1);
-                flush.ready = std::mem::take(&mut tube.ready);
-                flush.delayed = std::mem::take(&mut tube.delayed);
-                flush.behind = std::mem::take(&mut tube.behind);
-                flush.reserved = std::mem::take(&mut tube.reserved);
-                self.totals.urgent -= u64::from(std::mem::take(&mut tube.urgent));
-            }
+            FlushKind::All => tube.epoch = tube.epoch.wrapping_add(1),
         }
-        self.totals.ready -= flush.ready.len() as u64 + u64::from(flush.behind);
-        self.totals.delayed -= flush.delayed.len() as u64;
-        self.totals.reserved -= u64::from(flush.reserved);
-        self.totals.buried -= u64::from(flush.buried.len());
         self.flushes.push_back(flush);
 
         if kind == FlushKind::All {
@@ -151,7 +142,7 @@ impl Queue {
         let newest = self.flushes.len() - 1;
         let rest = self.work.give(self.limits.first_flush_work);
         let is_complete =
-            is_only && self.free_flushed(newest) && self.flushes[newest].reserved == 0;
+            is_only && self.free_flushed(newest) && self.flushes[newest].jobs.reserved == 0;
         self.work.end(rest);
         Ok(is_complete.then(|| self.end_flush(newest).count))
     }
@@ -164,7 +155,7 @@ impl Queue {
     /// Frees jobs of the oldest flushes.
     pub fn flush_step(&mut self) -> FlushStep {
         while self.has_flushes() && self.free_flushed(0) {
-            if self.flushes[0].reserved > 0 {
+            if self.flushes[0].jobs.reserved > 0 {
                 return FlushStep::Held;
             }
             let Flush { conn, count, .. } = self.end_flush(0);
@@ -199,10 +190,8 @@ impl Queue {
 
     fn free_flushed_jobs(&mut self, index: usize) -> bool {
         loop {
-            let Flush { tube, epoch, ready, delayed, buried, behind, decision, .. } =
-                &mut self.flushes[index];
-            let (tube, epoch) = (*tube, *epoch);
-            let decision = *decision;
+            let Flush { tube, epoch, decision, ref mut jobs, .. } = self.flushes[index];
+            let TubeJobs { ready, delayed, buried, behind, .. } = jobs;
             if !self.work.is_left() {
                 return false;
             }
@@ -262,10 +251,10 @@ impl Queue {
         let Job { tube, epoch, .. } = self.jobs[key];
         self.give_up(client, key, Some(End::Delete));
         let mut pending = self.flushes.iter_mut();
-        let flush =
-            pending.find(|flush| flush.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
+        let flush = pending
+            .find(|flush| flush.jobs.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
         let flush = flush.expect("a flushed job belongs to a flush");
-        flush.reserved -= 1;
+        flush.jobs.reserved -= 1;
         let decision = flush.decision;
         self.free_flushed_job(key, decision);
     }
@@ -304,16 +293,10 @@ impl Queue {
     pub(super) fn check_flushes(&self) {
         let mut stored = [0; 4];
         for flush in &self.flushes {
-            let Flush { tube, ready, delayed, buried, reserved, .. } = flush;
-            let check = |number| {
-                let job = &self.jobs[JobKey::from_number(number)];
-                assert!(self.is_flushed(job), "job {} in a flush is not flushed", job.id);
-            };
-            ready.check(&self.jobs, format_args!("the flushed ready jobs"), check);
-            delayed.check(&self.jobs, format_args!("the flushed delayed jobs"), check);
-            buried.check(&self.jobs, format_args!("the flushed buried jobs"), check);
-            let ready = ready.len() + flush.behind as usize;
-            let lens = [ready, delayed.len(), buried.len() as usize, *reserved as usize];
+            let Flush { tube, jobs, .. } = flush;
+            jobs.check(&self.jobs, format_args!("jobs of a flush"), |job| self.is_flushed(job));
+            let (ready, delayed) = (jobs.ready_count(), jobs.delayed.len());
+            let lens = [ready, delayed, jobs.buried.len() as usize, jobs.reserved as usize];
             stored = std::array::from_fn(|state| stored[state] + lens[state]);
             assert!(self.tubes.get(*tube).is_some(), "a flush is of {tube:?}, which is gone");
         }

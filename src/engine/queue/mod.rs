@@ -453,8 +453,9 @@ impl Queue {
     /// `bound`.
     pub fn plan_kick(&self, tube_key: TubeKey, bound: u32) -> Kick {
         let tube = &self.tubes[tube_key];
-        let takes_buried = !tube.buried.is_empty();
-        let count = if takes_buried { tube.buried.len() as usize } else { tube.delayed.len() };
+        let takes_buried = !tube.jobs.buried.is_empty();
+        let count =
+            if takes_buried { tube.jobs.buried.len() as usize } else { tube.jobs.delayed.len() };
         let left = bound.min(u32::try_from(count).unwrap_or(u32::MAX));
         Kick { tube: tube_key, takes_buried, left, kicked: 0 }
     }
@@ -570,22 +571,22 @@ impl Queue {
             State::Detached => {}
             State::Ready(_) => {
                 let urgent = u32::from(pri < URGENT_BELOW);
-                tube.urgent -= urgent;
+                tube.jobs.urgent -= urgent;
                 self.totals.urgent -= u64::from(urgent);
                 self.totals.ready -= 1;
                 self.remove_ready(key, tube_key);
             }
             State::Delayed(_) => {
-                tube.delayed.remove(key.number(), &mut self.jobs);
+                tube.jobs.delayed.remove(key.number(), &mut self.jobs);
                 self.totals.delayed -= 1;
             }
             State::Reserved(_) => {
-                tube.reserved -= 1;
+                tube.jobs.reserved -= 1;
                 self.totals.reserved -= 1;
                 self.free_slot(key);
             }
             State::Buried(_) => {
-                tube.buried.remove(&mut self.jobs, key.number());
+                tube.jobs.buried.remove(&mut self.jobs, key.number());
                 self.totals.buried -= 1;
             }
         }
@@ -598,7 +599,7 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.state = State::Ready(Links::LOOSE);
         let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
-        self.tubes[tube_key].urgent += urgent;
+        self.tubes[tube_key].jobs.urgent += urgent;
         self.totals.urgent += u64::from(urgent);
         self.totals.ready += 1;
         self.add_ready(key, tube_key);
@@ -636,7 +637,7 @@ impl Queue {
         job.due = due;
         job.state = State::Delayed(Links::LOOSE);
         let tube_key = job.tube;
-        self.tubes[tube_key].delayed.insert(key.number(), &mut self.jobs);
+        self.tubes[tube_key].jobs.delayed.insert(key.number(), &mut self.jobs);
         self.tube_timers.set_no_later_than(tube_key, due);
         self.totals.delayed += 1;
         self.offer_parked();
@@ -658,7 +659,7 @@ impl Queue {
         self.large_counts.count_event(&mut job.counts, CountedEvent::Reserve);
         job.state = State::Reserved(Holder { by, index: NIL });
         job.due = self.now + Nanos::from_secs(job.ttr_secs);
-        self.tubes[job.tube].reserved += 1;
+        self.tubes[job.tube].jobs.reserved += 1;
         self.totals.reserved += 1;
     }
 
@@ -668,7 +669,7 @@ impl Queue {
         job.due = at;
         job.state = State::Buried(Links::LOOSE);
         let tube = &mut self.tubes[job.tube];
-        tube.buried.push_back(&mut self.jobs, key.number());
+        tube.jobs.buried.push_back(&mut self.jobs, key.number());
         self.totals.buried += 1;
     }
 }

@@ -4,7 +4,7 @@
 //! connection uses or watches it and it has no job. `default` is never removed. The rules are in
 //! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
-use super::job::{DelayedEntry, Jobs, ReadyEntry};
+use super::job::{DelayedEntry, Job, JobState, Jobs, ReadyEntry};
 use super::outcomes::Outcomes;
 use super::waiters::{FRESHNESS, Waiter};
 use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
@@ -18,21 +18,14 @@ use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::collections::TryReserveError;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
 
 #[derive(Default)]
 pub struct Tube {
     pub name: Box<str>,
-    pub ready: Ordered<ReadyEntry>,
-    pub delayed: Ordered<DelayedEntry>,
-    /// The number of ready jobs that are not in `ready`, because others of their group come first.
-    pub behind: u32,
-    pub buried: List,
-    /// The number of ready jobs that are urgent.
-    pub urgent: u32,
-    /// The number of its jobs that connections have reserved.
-    pub reserved: u32,
+    pub jobs: TubeJobs,
     /// The number of connections that use it.
     pub using: u32,
     /// The number of connections that watch it.
@@ -69,6 +62,20 @@ pub struct Tube {
     list_index: u32,
 }
 
+/// The jobs of a tube, or those that a flush has taken from it.
+#[derive(Default)]
+pub struct TubeJobs {
+    pub ready: Ordered<ReadyEntry>,
+    pub delayed: Ordered<DelayedEntry>,
+    pub buried: List,
+    /// The number of ready jobs that are not in `ready`, because others of their group come first.
+    pub behind: u32,
+    /// The number of ready jobs that are urgent.
+    pub urgent: u32,
+    /// The number of jobs that connections have reserved.
+    pub reserved: u32,
+}
+
 /// A pause of a tube.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause {
@@ -97,22 +104,17 @@ impl Tube {
 
     /// Returns the ready job with the lowest priority, even while the tube is paused.
     pub fn first_ready(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.ready.first(jobs).map(JobKey::from_number)
+        self.jobs.ready.first(jobs).map(JobKey::from_number)
     }
 
     /// Returns the delayed job that is due first.
     pub fn first_delayed(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.delayed.first(jobs).map(JobKey::from_number)
-    }
-
-    /// Returns the number of ready jobs.
-    pub fn ready_count(&self) -> usize {
-        self.ready.len() + self.behind as usize
+        self.jobs.delayed.first(jobs).map(JobKey::from_number)
     }
 
     /// Returns the job that was buried first.
     pub fn first_buried(&self) -> Option<JobKey> {
-        self.buried.front().map(JobKey::from_number)
+        self.jobs.buried.front().map(JobKey::from_number)
     }
 
     /// Returns the index in the order of `list-tubes`.
@@ -126,15 +128,37 @@ impl Tube {
         low_half(mix(u64::from(conn.number()) << u32::BITS | u64::from(self.hash)))
     }
 
+    /// Returns whether the tube has no user, no watch, no job and no flush.
+    fn is_idle(&self) -> bool {
+        self.using == 0 && self.watching == 0 && self.jobs.count() == 0 && self.flushes == 0
+    }
+}
+
+impl TubeJobs {
+    /// Returns the number of ready jobs.
+    pub fn ready_count(&self) -> usize {
+        self.ready.len() + self.behind as usize
+    }
+
     /// Returns the number of jobs.
-    pub fn job_count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         let ordered = self.ready_count() + self.delayed.len();
         ordered as u64 + u64::from(self.reserved) + u64::from(self.buried.len())
     }
 
-    /// Returns whether the tube has no user, no watch, no job and no flush.
-    fn is_idle(&self) -> bool {
-        self.using == 0 && self.watching == 0 && self.job_count() == 0 && self.flushes == 0
+    /// Checks the lists, whose jobs must fulfil the condition.
+    ///
+    /// # Panics
+    /// The check fails. `what` names the jobs in the message.
+    pub fn check(&self, jobs: &Jobs, what: fmt::Arguments<'_>, is_right: impl Fn(&Job) -> bool) {
+        let check = |number, state| {
+            let job = &jobs[JobKey::from_number(number)];
+            let is_here = job.state.shown() == state && is_right(job);
+            assert!(is_here, "job {} is among the {state:?} {what}: {:?}", job.id, job.state);
+        };
+        self.ready.check(jobs, what, |number| check(number, JobState::Ready));
+        self.delayed.check(jobs, what, |number| check(number, JobState::Delayed));
+        self.buried.check(jobs, what, |number| check(number, JobState::Buried));
     }
 }
 
