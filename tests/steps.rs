@@ -314,3 +314,29 @@ fn a_list_of_clients_has_each_that_stays() {
     assert_eq!(driver.take_text(first), "NOT_FOUND\r\n");
     driver.check();
 }
+
+/// A page of jobs compares memory pages of jobs in steps. Another tube may get the place of one that is removed
+/// meanwhile.
+#[test]
+fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
+    let limits = Limits {
+        jobs_compared_at_once: 0,
+        ids_looked_up_at_once: 1,
+        memory_pages_per_step: 1,
+        ..Limits::DEFAULT
+    };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let [lister, other] = driver.clients();
+    driver.ask(other, "put-in-tube gone 0 0 9 0\r\n\r\n");
+    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
+    driver.receive(lister, "list-jobs gone any 10\r\n");
+    driver.iterate();
+    assert!(driver.is_in_steps(lister), "the jobs are compared in one step");
+    driver.receive(other, "delete 1\r\nput-in-tube new 0 0 9 0\r\n\r\n");
+    driver.settle();
+    assert_eq!(driver.take_text(other), "DELETED\r\nINSERTED 5002\r\n");
+    assert_eq!(driver.take_text(lister), "NOT_FOUND\r\n");
+    let page = driver.ask(lister, "list-jobs new any 10\r\n");
+    assert!(page.contains("next: 0\n") && page.contains("- {id: 5002,"), "{page}");
+    driver.check();
+}
