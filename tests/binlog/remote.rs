@@ -71,6 +71,23 @@ fn nothing_more_is_run_while_too_many_changes_wait() {
     assert!(rounds > 10, "{rounds} syncs for 10,000 puts");
 }
 
+#[test]
+fn who_reads_gets_what_is_stored_and_who_asks_is_closed_while_too_many_changes_wait() {
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    let mut server = start(Options { limits, ..OPTIONS });
+    let [reader, producer, other] = server.clients();
+    server.set_room(reader, Some(0));
+    assert_eq!(server.send(reader, "list-tube-used\r\n"), "");
+    assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 300]).repeat(600)), "");
+    assert!(server.is_congested());
+    server.set_room(reader, None);
+    server.settle();
+    assert_eq!(server.take_text(reader), "USING default\r\n");
+    assert_eq!(server.send(other, "list-tube-used\r\n"), "");
+    server.advance(PATIENCE + Nanos::from_millis(200));
+    assert_eq!([reader, producer, other].map(|it| server.is_closed(it)), [false, true, true]);
+}
+
 /// Jobs pass through the queue next to a few that stay. The oldest file may then be one without jobs.
 #[test]
 fn files_without_jobs_leave_beside_kept_jobs() {

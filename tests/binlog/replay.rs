@@ -134,6 +134,20 @@ fn a_flushed_job_stays_deleted_although_it_is_not_buried_in_its_last_record() {
     }
 }
 
+/// C beanstalkd skips the record of a flush, and needs the delete of each job.
+#[test]
+fn a_stop_during_a_flush_leaves_no_job_to_be_deleted_by_the_next_start() {
+    let (disk, mut server) = start(OPTIONS);
+    server.ask("put 0 0 9 1\r\nx\r\n".repeat(5_000));
+    let flusher = server.connect();
+    server.receive(flusher, "flush-tube default\r\n");
+    server.iterate();
+    assert_eq!(server.take_text(flusher), "", "5,000 jobs are freed in one step");
+    server.close();
+    let mut again = Instance::start(&disk, OPTIONS, server.now);
+    assert_eq!((again.recovered.jobs, again.stat("binlog-records-written")), (0, 0));
+}
+
 // ---- The format ----
 
 /// The server writes each record as the description says, byte for byte.

@@ -99,7 +99,7 @@ impl<S: Read + Write> Server<S> {
             if has_reply && link.seen.is_writable {
                 link.conn.mark_dirty(s);
             }
-            let closes = is_overdue && !has_reply;
+            let closes = is_overdue && !has_reply && link.has_more(s);
             if closes {
                 link.close(s, None);
                 leaving.push_back(key);
