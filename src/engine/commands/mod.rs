@@ -69,7 +69,7 @@ const fn row(
 
 /// All commands. Those of `stats` come first, in the order of their lines there. A word comes after those that
 /// are prefixes of it.
-pub static COMMANDS: [Command; 34] = [
+pub static COMMANDS: &[Command] = &[
     row("put ", &[NUMBER, NUMBER, NUMBER, NUMBER, Tag], InStats, put::put),
     row("peek ", &[ID], InStats, show::peek),
     row("peek-ready", &[], InStats, show::peek_ready),
