@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!            first of the group in the tube              the others
-//!   ready    offered: in `Tube::ready`                   behind it
+//!   ready    offered: in `TubeJobs::ready`               behind it
 //!            parked: found when a slot becomes free
 //! ```
 //!
@@ -157,7 +157,7 @@ impl Queue {
         first.or_else(|| self.unique.groups.best_in_tube(tube, epoch, OFFERED_PER_STEP))
     }
 
-    /// Returns the ready jobs of a tube that are not among [`Tube::ready`].
+    /// Returns the ready jobs of a tube that are not among [`TubeJobs::ready`](super::tube::TubeJobs).
     pub fn ready_behind(&self, tube: TubeKey) -> impl Iterator<Item = JobKey> + '_ {
         let all = self.unique.groups.ready_from(Rank::first(tube, self.tubes[tube].epoch));
         all.filter(|member| member.place != Place::Offered).map(|member| member.job)
