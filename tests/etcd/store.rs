@@ -151,6 +151,11 @@ impl Store {
         self.deleted.get(key).is_some_and(|&at| at >= from)
     }
 
+    /// Empties a value, as no server does with a chunk in the middle of a file.
+    pub fn empty(&mut self, key: &str) {
+        self.keys.get_mut(key).expect("the key is there").value.clear();
+    }
+
     /// Deletes a key, as an operator does.
     pub fn remove(&mut self, key: &str) {
         self.delete(self.revision + 1, key);

@@ -157,8 +157,12 @@ impl Log {
             let range = Range { key, end: end_key, limit, ..Range::default() };
             let pairs = self.page(range).await?;
             let before = bytes.len();
-            for pair in &pairs {
+            for (index, pair) in pairs.iter().enumerate() {
                 if pair.value.is_empty() && pair.key == self.member.keys.chunk(next).as_bytes() {
+                    let after = pairs.get(index + 1).and_then(|it| Chunk::decode(&it.value));
+                    if after.is_some_and(|it| it.file == number) {
+                        return Ok(Err(self.member.keys.chunk(next)));
+                    }
                     // Here the next file began, which was removed.
                     end = next;
                     break;
