@@ -13,6 +13,7 @@
 //! An entry takes 4 bytes for its link, and 4 bytes for the head of a chain while the index grows (up to 8
 //! after removals). Nothing but the heads is allocated.
 
+use super::shrink_by_step;
 use super::slab::{NO_ENTRY, PAGE_BYTES, PagedSlab};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{Key, NIL};
@@ -41,7 +42,7 @@ pub struct HashSlab<K, T> {
 
 /// The least number of chains, once there are as many. A queue of few jobs splits and merges none.
 const MIN_CHAINS: usize = 1024;
-/// Memory for so many chains is allocated and freed at once.
+/// The number of chains whose memory is allocated and freed at once.
 const CHAINS_STEP: usize = PAGE_BYTES / size_of::<u32>();
 
 impl<K, T> Default for HashSlab<K, T> {
@@ -165,14 +166,10 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     /// Removes the last chain and moves its entries back.
     fn merge(&mut self) {
         let Some(first) = self.heads.pop() else { return };
-        let chains = self.heads.len();
-        if chains == self.mask {
+        if self.heads.len() == self.mask {
             self.mask /= 2;
         }
-        // As many stay free, so that adding and removing one chain again and again allocates nothing.
-        if self.heads.capacity() - chains > 2 * CHAINS_STEP {
-            self.heads.shrink_to(chains + CHAINS_STEP);
-        }
+        shrink_by_step(&mut self.heads, CHAINS_STEP);
         self.link_all(first);
     }
 

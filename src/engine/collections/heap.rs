@@ -26,6 +26,7 @@
 //! | remove the first | 460 ns | 60 ns |
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
+use super::shrink_by_step;
 use super::slab::capacity_overflow;
 use crate::engine::headroom::{self, Headroom};
 use std::collections::TryReserveError;
@@ -33,8 +34,8 @@ use std::fmt;
 use std::ops::Deref;
 
 const CHILDREN: usize = 4;
-/// The capacity grows and shrinks by as many entries as there are, but at least and at most by so many. Freeing
-/// more at once would take long.
+/// The capacity grows and shrinks by the number of entries, within these bounds: freeing the memory of more at once
+/// would take long.
 const LEAST_STEP: usize = 4;
 const MOST_STEP: usize = 1 << 16;
 /// A heap keeps this capacity.
@@ -139,9 +140,9 @@ impl<E: Entry> Heap<E> {
     /// Removes and returns the entry with the highest index. There is room for another one then.
     pub fn pop_last(&mut self) -> Option<E> {
         let last = self.entries.pop();
-        let (capacity, step) = (self.entries.capacity(), self.step());
-        if capacity > KEPT_CAPACITY && capacity - self.len() > 2 * step {
-            self.entries.shrink_to(self.len() + step);
+        if self.entries.capacity() > KEPT_CAPACITY {
+            let step = self.step();
+            shrink_by_step(&mut self.entries, step);
         }
         last
     }

@@ -24,3 +24,12 @@ pub mod ordered;
 pub mod slab;
 pub mod timers;
 pub mod tree;
+
+/// Frees the memory behind the entries once there is room for two more steps. Room for one stays, so that adding
+/// and removing entries in turn allocates nothing.
+#[inline]
+fn shrink_by_step<T>(entries: &mut Vec<T>, step: usize) {
+    if entries.capacity() - entries.len() > 2 * step {
+        entries.shrink_to(entries.len() + step);
+    }
+}
