@@ -184,7 +184,7 @@ fn a_connection_whose_output_waits_for_too_long_is_closed() {
 }
 
 #[test]
-fn a_job_whose_worker_was_never_told_does_not_come_back_from_it() {
+fn a_job_whose_reply_was_not_sent_does_not_come_back_from_its_worker() {
     let settings = Settings { bury_after: NonZero::new(2), ..OPTIONS.settings };
     let mut server = start(Options { settings, ..OPTIONS });
     assert_eq!(server.ask_remote(put(0, 0, 99, "job")), "INSERTED 1\r\n");
@@ -201,7 +201,7 @@ fn a_job_whose_worker_was_never_told_does_not_come_back_from_it() {
     for part in ["state: ready", "reserves: 0", "buries: 0"] {
         assert!(reply.contains(part), "{reply}");
     }
-    // One who was told counts.
+    // A return counts once the reply has reached the worker.
     for state in ["ready", "buried"] {
         let [worker] = server.clients();
         assert_eq!(server.send(worker, "reserve\r\n"), "RESERVED 1 3\r\njob\r\n");

@@ -449,7 +449,7 @@ def quota_of_etcd_reached(cluster):
 
 @case(etcd_flags=["--quota-backend-bytes", str(16 << 20)])
 def quota_of_etcd_reached_at_a_failover(cluster):
-    """No server can lead, and each says what helps."""
+    """No server can lead, and each names what helps."""
     active, standby = cluster.start(2)
     jobs = put_jobs(active, [b"kept"])
     fill(cluster.etcd)

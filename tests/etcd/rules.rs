@@ -595,7 +595,7 @@ fn a_standby_forgets_what_etcd_had_before_it_was_restored() {
 
 #[test]
 fn a_missing_chunk_is_a_gap() {
-    // In the middle of the first file, also if somebody has emptied it, and the last one of it.
+    // In the middle of the first file, removed or emptied, and the last one of it.
     for (chunk, is_emptied) in [(2, false), (2, true), (3, false)] {
         let mut cluster = single();
         for record in [&b"second"[..], b"third"] {

@@ -38,7 +38,7 @@ impl<K> Default for Timers<K> {
 }
 
 impl<K: Key + fmt::Debug> Timers<K> {
-    /// Ensures that [`Timers::add`] of this key needs no memory.
+    /// Ensures that [`Timers::add`] of this key needs no memory, until a timer is removed.
     pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
         self.heap.try_reserve_one()?;
         let len = key.number() as usize + 1;

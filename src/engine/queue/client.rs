@@ -55,10 +55,10 @@ impl Queue {
         Ok(client)
     }
 
-    /// Begins to close a connection that does not wait: ends its roles. What it has reserved since a moment, if
-    /// there is one, it was never told. Returns its jobs in reverse order of reservation, for [`Queue::leave`],
-    /// which does the rest; none if there are more than [`MAX_ORDERED_RELEASES`].
-    pub fn disconnect(&mut self, client: &mut Client, untold_since: Option<Nanos>) -> Vec<JobKey> {
+    /// Begins to close a connection that does not wait: ends its roles. Replies to reservations were not sent
+    /// `unsent_since` a moment, if there is one. Returns its jobs in reverse order of reservation, for
+    /// [`Queue::leave`], which does the rest; none if there are more than [`MAX_ORDERED_RELEASES`].
+    pub fn disconnect(&mut self, client: &mut Client, unsent_since: Option<Nanos>) -> Vec<JobKey> {
         self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
         self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
         let mut entries: Vec<ReservedEntry> = Vec::new();
@@ -69,9 +69,9 @@ impl Queue {
             let next = self.next_reserve_seq;
             entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
         }
-        let is_untold =
-            |entry: &&ReservedEntry| untold_since.is_some_and(|since| entry.reserved_at >= since);
-        for entry in entries.iter().filter(is_untold) {
+        let is_unsent =
+            |entry: &&ReservedEntry| unsent_since.is_some_and(|since| entry.reserved_at >= since);
+        for entry in entries.iter().filter(is_unsent) {
             self.stop_ttr(client, entry.job);
         }
         entries.into_iter().map(|entry| entry.job).collect()

@@ -73,9 +73,9 @@ impl<S> Link<S> {
             None => debug!("connection {} closed", client.key.id()),
         }
         self.stream = None;
-        let untold_since = self.conn.overdue_since(s);
+        let unsent_since = self.conn.overdue_since(s);
         self.conn.cancel(s);
-        let release_order = s.queue.disconnect(&mut self.conn.client, untold_since);
+        let release_order = s.queue.disconnect(&mut self.conn.client, unsent_since);
         self.conn.doing = Doing::Leaving(release_order);
         s.connections -= 1;
     }

@@ -160,6 +160,7 @@ impl Log {
             for (index, pair) in pairs.iter().enumerate() {
                 if pair.value.is_empty() && pair.key == self.member.keys.chunk(next).as_bytes() {
                     let after = pairs.get(index + 1).and_then(|it| Chunk::decode(&it.value));
+                    // The same file continues after it: an operator has emptied the chunk.
                     if after.is_some_and(|it| it.file == number) {
                         return Ok(Err(self.member.keys.chunk(next)));
                     }
