@@ -557,6 +557,17 @@ fn move_keeps_priority_ttr_and_delay() {
 }
 
 #[test]
+fn move_of_some_jobs_keeps_to_its_limit() {
+    on_both(|server| {
+        let ids = server.bury("from", 2);
+        let some = format!("move from to {} {} --limit 1", ids[0], ids[1]);
+        server.expect(&format!("-n {some}"), 0, "would move 1\n", "");
+        server.expect(&format!("{some} --yes"), 0, "moved 1\n", "");
+        assert_eq!([server.counts("from")[3], server.counts("to")[0]], [1, 1]);
+    });
+}
+
+#[test]
 fn a_refused_put_leaves_the_job_where_it_was() {
     on_both(|server| {
         server.bury("from", 2);

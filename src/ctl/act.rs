@@ -1,148 +1,179 @@
-//! `retry`, `delete`, `flush` and `move`.
+//! `retry`, `delete` and `flush`, which act on jobs; `pause`, `resume` and `drain`, which act on tubes.
 
-use super::conn::{Conn, EXIT_REFUSED, Fields};
-use super::look;
-use super::select::{NOT_HELD, Selection, Task, request};
-use super::work::Work;
-use super::{Ctl, Flags, args, usage_error};
+use super::args::{self, seconds};
+use super::conn::Fields;
+use super::look::{self, NOT_HELD, Tube};
+use super::print::cut;
+use super::work::Task;
+use super::{Ctl, Flags, Result, usage_error};
 use crate::engine::text::CountOf;
-use crate::os::failure::Failure;
-use std::slice;
+use crate::os::sys::clock;
+use std::time::Duration;
+
+/// The time of a pause for which nothing else is asked, in seconds.
+const DEFAULT_PAUSE: u32 = 3600;
+
+/// The time between two looks at the tubes that drain.
+const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// `retry`
-pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result {
     let states: &[&str] = if args.has("delayed") { &["buried", "delayed"] } else { &["buried"] };
-    let (is_all, limit) = (args.has("all"), args.number("limit")?);
-    let needs = |what: &str| usage_error(&format!("retry: needs {what}"));
-    let takes_tube = is_all || limit.is_some();
-    if takes_tube && (args.words.len() > 1 || is_all && limit.is_some()) {
-        return Err(needs("one tube, and --all or --limit N"));
+    let (asks, limit) = (args.has("all"), args.number("limit")?);
+    let mut task = Task { verb: "retry", done: "retried", asks, states, limit, ..Task::default() };
+    let needs = |what: &str| usage_error(format_args!("retry: needs {what}"));
+    match (&args.words[..], asks, limit) {
+        (_, false, None) => {
+            let ids = args.ids(0);
+            task.ids = ids.map_err(|_| needs("ids of jobs, or a tube with --all or --limit N"))?;
+        }
+        ([tube], true, None) | ([tube], false, Some(_)) => {
+            task.tube = Some(look::tube(&mut ctl.conn, tube)?);
+        }
+        _ => return Err(needs("one tube, and --all or --limit N")),
     }
-    let ids = if takes_tube { Ok(Vec::new()) } else { args.ids(0) };
-    let ids = ids.map_err(|_| needs("ids of jobs, or a tube with --all or --limit N"))?;
-    let tube = if takes_tube { Some(look::tube(&mut ctl.conn, &args.words[0])?) } else { None };
-    let selection = Selection { tube, ids, states, limit: limit.unwrap_or(u64::MAX) };
-    let task = Task { verb: "retry", done: "retried", to: "", asks: is_all };
-    selection.run(ctl, &task, |ctl, jobs| request(ctl, jobs, "kick-job", "KICKED"))
+    task.run(ctl, |ctl, jobs| {
+        ctl.request(jobs, |job| format!("kick-job {}", job.text("id")), "KICKED")
+    })
 }
 
 /// `delete`
-pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result {
     let ids = args.ids(0)?;
-    let task = Task { verb: "delete", done: "deleted", to: "", asks: ids.len() > 1 };
-    let selection = Selection { tube: None, ids, states: NOT_HELD, limit: u64::MAX };
-    selection.run(ctl, &task, delete_each)
+    let (verb, done, asks) = ("delete", "deleted", ids.len() > 1);
+    Task { verb, done, asks, ids, states: NOT_HELD, ..Task::default() }.run(ctl, delete_each)
 }
 
-fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result<(), Failure> {
-    request(ctl, jobs, "delete", "DELETED")
+fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result {
+    ctl.request(jobs, |job| format!("delete {}", job.text("id")), "DELETED")
 }
 
 /// `flush`
-pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result {
     let states: &[&str] = if args.has("buried") { &["buried"] } else { &["any"] };
-    let tube = look::tube(&mut ctl.conn, &args.words[0])?;
-    let selection = Selection::of_tube(tube, states);
-    let task = Task { verb: "delete", done: "deleted", to: "", asks: true };
-    if selection.begin(ctl, &task)? { flush_selected(ctl, selection) } else { Ok(()) }
+    let (verb, done, asks) = ("delete", "deleted", true);
+    let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
+    let task = Task { verb, done, asks, tube, states, ..Task::default() };
+    if task.begin(ctl)? { flush_selected(ctl, task) } else { Ok(()) }
 }
 
 /// Deletes the selected jobs of a tube. Without a command for that they are deleted one by one, and those that
 /// workers hold stay.
-pub fn flush_selected(ctl: &mut Ctl, mut selection: Selection) -> Result<(), Failure> {
-    let Some(tube) = &selection.tube else { return Ok(()) };
-    let is_all = selection.states == ["any"];
+pub fn flush_selected(ctl: &mut Ctl, mut task: Task<'_>) -> Result {
+    let Some(tube) = &task.tube else { return Ok(()) };
+    let is_all = task.states == ["any"];
     let word = if is_all { "flush-tube" } else { "flush-buried" };
     let reply = ctl.conn.ask(&format!("{word} {}", tube.name))?;
-    match reply.line.as_str() {
+    match reply.word(0) {
         // Without a job, the tube may be gone since.
-        "NOT_FOUND" => return Ok(()),
-        "UNKNOWN_COMMAND" if is_all => {}
-        "UNKNOWN_COMMAND" => return selection.each(ctl, delete_each),
-        _ => {
-            let line = reply.expect("FLUSHED")?;
-            ctl.work.add(line[8..].parse().unwrap_or(0));
+        "NOT_FOUND" => {}
+        "UNKNOWN_COMMAND" => {
+            let held = if is_all { tube.jobs("reserved") } else { 0 };
+            let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
+            task.states = if is_all { NOT_HELD } else { task.states };
+            task.each(ctl, delete_each)?;
+            if held > 0 {
+                ctl.work.fail(rest);
+            }
+        }
+        _ => ctl.work.add(reply.expect("FLUSHED")?.word(1).parse().unwrap_or(0)),
+    }
+    Ok(())
+}
+
+/// `pause`
+pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result {
+    let (mut words, mut time) = (&args.words[..], DEFAULT_PAUSE);
+    // The name of a tube may look like a time.
+    if let [tubes @ .., last] = words
+        && (!tubes.is_empty() || args.has("all"))
+        && let Some(secs) = seconds(last)
+    {
+        (words, time) = (tubes, secs);
+    }
+    set_pause(ctl, args, words, time, ("pause", "paused"))
+}
+
+/// `resume`
+pub fn resume(ctl: &mut Ctl, args: &Flags) -> Result {
+    set_pause(ctl, args, &args.words, 0, ("resume", "resumed"))
+}
+
+fn set_pause(
+    ctl: &mut Ctl,
+    args: &Flags,
+    words: &[String],
+    time: u32,
+    (verb, done): (&str, &str),
+) -> Result {
+    let is_all = args.has("all");
+    if is_all != words.is_empty() {
+        return Err(usage_error(format_args!("{verb}: needs names of tubes, or --all")));
+    }
+    words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
+    let names = if is_all { look::tube_names(&mut ctl.conn)? } else { words.to_vec() };
+    let count = names.len() as u64;
+    if is_all {
+        ctl.confirm(verb, &CountOf(count, "tube").to_string())?;
+    }
+    ctl.begin(verb, done, count);
+    let tubes = known(ctl, &names)?;
+    if ctl.is_dry_run {
+        ctl.work.add(tubes.len() as u64);
+        return Ok(());
+    }
+    ctl.request(&tubes, |tube| format!("pause-tube {} {time}", tube.name), "PAUSED")
+}
+
+/// Returns those of these tubes that are there. The others are reported.
+fn known(ctl: &mut Ctl, names: &[String]) -> Result<Vec<Tube>> {
+    let mut known = Vec::new();
+    for (name, tube) in names.iter().zip(look::tubes(&mut ctl.conn, names)?) {
+        match tube {
+            Some(tube) => known.push(tube),
+            None => ctl.work.fail(format_args!("tube {name}: not found")),
+        }
+    }
+    Ok(known)
+}
+
+/// `drain`
+pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result {
+    let within = args.time("within")?;
+    let states: &[&str] =
+        if args.has("held") { &["reserved"] } else { &["ready", "reserved", "delayed"] };
+    args.words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
+    let line = |tube: &Tube, name_max: usize| {
+        let word = |state| if state == "reserved" { "held" } else { state };
+        let count = |state: &&'static str| format!("{} {}", tube.jobs(state), word(*state));
+        let counts: Vec<String> = states.iter().map(count).collect();
+        format!("tube {}: {}", cut(&tube.name, name_max, true), counts.join(", "))
+    };
+    if !ctl.is_dry_run {
+        ctl.begin("drain", "drained", 0);
+    }
+    let start = clock::monotonic();
+    let mut tubes = known(ctl, &args.words)?;
+    let names: Vec<String> = tubes.iter().map(|tube| tube.name.clone()).collect();
+    loop {
+        tubes.retain(|tube| states.iter().any(|state| tube.jobs(state) > 0));
+        let lines: Vec<String> = tubes.iter().map(|tube| line(tube, usize::MAX)).collect();
+        if ctl.is_dry_run {
+            let lines = if lines.is_empty() { "nothing".into() } else { lines.join("; ") };
+            return ctl.would(format_args!("wait for {lines}"));
+        }
+        // One line of a terminal, so that the next one replaces it.
+        let first = tubes.first().map_or(String::new(), |tube| line(tube, 20));
+        let more = tubes.len().saturating_sub(1);
+        ctl.work.show(&if more > 0 { format!("{first}; {more} more") } else { first });
+        let waited = clock::monotonic().since(start).whole_secs();
+        let is_late = within.is_some_and(|secs| waited >= secs.into());
+        if tubes.is_empty() || is_late || ctl.work.wait(POLL_PAUSE) {
+            ctl.work.add((names.len() - tubes.len()) as u64);
+            lines.iter().for_each(|line| ctl.work.fail(line));
             return Ok(());
         }
+        // A tube that has disappeared is drained.
+        tubes = look::tubes(&mut ctl.conn, &names)?.into_iter().flatten().collect();
     }
-    let held = tube.jobs("reserved");
-    let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
-    selection.states = NOT_HELD;
-    selection.each(ctl, delete_each)?;
-    if held > 0 {
-        ctl.work.fail(&rest);
-    }
-    Ok(())
-}
-
-/// `move`
-pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
-    let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
-    let ids = args.ids(2)?;
-    let states: &[&str] = match args.state()? {
-        Some("reserved") => return Err(usage_error("move: held jobs stay with their workers")),
-        _ if from == to => return Err(usage_error("move: both tubes are the same")),
-        Some("ready") => &["ready"],
-        Some("delayed") => &["delayed"],
-        None if !ids.is_empty() => NOT_HELD,
-        None | Some("buried") => &["buried"],
-        Some(_) => NOT_HELD,
-    };
-    let limit = args.number("limit")?.unwrap_or(u64::MAX);
-    let tube = Some(look::tube(&mut ctl.conn, from)?);
-    let task = Task { verb: "move", done: "moved", to: &format!(" to {to}"), asks: true };
-    Selection { tube, ids, states, limit }.run(ctl, &task, |ctl, jobs| {
-        for job in jobs {
-            if ctl.work.done >= limit || ctl.work.is_stopped() {
-                return Ok(());
-            }
-            move_job(ctl, job, to)?;
-        }
-        Ok(())
-    })
-}
-
-/// Moves a job, unless it is gone since it was found. It is deleted last: a crash in between leaves it in both
-/// tubes, and never in none.
-fn move_job(Ctl { conn, work, .. }: &mut Ctl, job: &Fields, to: &str) -> Result<(), Failure> {
-    let id = job.number("id");
-    let reply = conn.ask(&format!("reserve-job {id}"))?;
-    let Some(body) = reply.content("reserve-job")? else {
-        return count_blocked(conn, work, slice::from_ref(job));
-    };
-    let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
-    if let Err(Failure { exit_code, message }) = conn.put(to, numbers, "", &body) {
-        if exit_code == EXIT_REFUSED {
-            give_back(conn, job)?;
-        }
-        return Err(Failure::new(exit_code, format!("job {id}: {message}")));
-    }
-    match conn.ask(&format!("delete {id}"))?.line == "DELETED" {
-        true => work.add(1),
-        false => work.fail(&format!("job {id}: now in both tubes, as its time to run has ended")),
-    }
-    Ok(())
-}
-
-/// Counts those of these jobs that are ready, and yet could not be reserved.
-pub fn count_blocked(conn: &mut Conn, work: &mut Work, jobs: &[Fields]) -> Result<(), Failure> {
-    let is_ready = |job: &&Fields| job.text("state") == "ready";
-    let ids: Vec<u64> = jobs.iter().filter(is_ready).map(|job| job.number("id")).collect();
-    work.blocked += look::jobs(conn, &ids)?.iter().flatten().filter(is_ready).count() as u64;
-    Ok(())
-}
-
-/// Returns a reserved job to the state that it had.
-pub fn give_back(conn: &mut Conn, job: &Fields) -> Result<(), Failure> {
-    let (id, pri) = (job.number("id"), job.number("pri"));
-    let request = match job.text("state") {
-        "buried" => format!("bury {id} {pri}"),
-        _ => format!("release {id} {pri} {}", delay_left(job)),
-    };
-    conn.ask(&request).map(|_| ())
-}
-
-/// Returns the rest of the delay of a job, in seconds: at least 1 while it is delayed.
-fn delay_left(job: &Fields) -> u64 {
-    if job.text("state") == "delayed" { job.number("time-left").max(1) } else { 0 }
 }

@@ -1,13 +1,16 @@
 //! Command lines: which command runs, its options, names and times. It must not know a server.
 
 use super::conn::Conn;
+use super::look::STATES;
 use super::work::Work;
-use super::{COMMANDS, Ctl, EXIT_USAGE, Run, print};
+use super::{COMMANDS, Ctl, EXIT_USAGE, Result, Run, print};
 use crate::engine::text::is_tube_name;
 use crate::flags::{self, Flags, UsageError, number};
 use crate::os::failure::Failure;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 /// The options of all commands.
@@ -24,90 +27,91 @@ const DEFAULT_SERVER: &str = "127.0.0.1:11300";
 const DEFAULT_PORT: &str = "11300";
 
 /// Returns the failure of a usage error, with the line that helps.
-pub fn usage_error(message: &str) -> Failure {
+pub fn usage_error(message: impl Display) -> Failure {
     Failure::new(EXIT_USAGE, format!("{message}\nTry 'beanstalkctl --help'."))
 }
 
 impl From<UsageError> for Failure {
     fn from(UsageError(message): UsageError) -> Failure {
-        usage_error(&message)
+        usage_error(message)
     }
 }
 
-/// Returns the options in the usage of a command, as lines for the parser.
-fn options(usage: &'static str) -> impl Iterator<Item = String> {
+/// Returns the options in the usage of a command, each with the name of its argument, if it has one.
+fn options(usage: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let words = usage.split([' ', '|', '[', ']']);
     let next = words.clone().skip(1).chain([""]);
-    let options = words.zip(next).filter(|(word, _)| word.starts_with("--"));
-    options.map(|(option, next)| match next.starts_with(char::is_uppercase) {
-        true => format!("{option} {next}: "),
-        false => format!("{option}: "),
+    words.zip(next).filter_map(|(word, next)| {
+        let is_argument = next.starts_with(char::is_uppercase);
+        Some((word.strip_prefix("--")?, if is_argument { next } else { "" }))
     })
 }
 
-/// Parses the arguments after the program's name. Returns what runs the command, with what it needs.
-pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(Run, Ctl, Flags), Failure> {
-    let own: BTreeSet<String> = COMMANDS.iter().flat_map(|command| options(command.0)).collect();
-    let parser = flags::parser(OPTIONS.lines().chain(own.iter().map(String::as_str)));
+/// Runs what the arguments after the program's name ask for. Returns the exit code.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
+    let known: BTreeSet<_> = COMMANDS.iter().flat_map(|command| options(command.0)).collect();
+    let line = |(name, argument): &(&str, &str)| format!("--{name} {argument}: ");
+    let lines: Vec<String> = known.iter().map(line).collect();
+    let parser = flags::parser(OPTIONS.lines().chain(lines.iter().map(String::as_str)));
     let mut args = Flags::parse(&parser, arguments)?;
     let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
     let server = args.text("server").or_else(from_environment);
-    let server = server.as_deref().unwrap_or(DEFAULT_SERVER);
-    let not_server = || format!("{server}: not a server, such as host:11300 or unix:PATH");
-    let address = address(server).ok_or_else(|| usage_error(&not_server()))?;
+    let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER))?;
     let timeout = Duration::from_secs(args.time("timeout")?.unwrap_or(5).into());
     if timeout.is_zero() {
         return Err(usage_error("--timeout 0: at least 1 s"));
     }
-    let ctl = Ctl {
+    if args.has("help") {
+        return print(help()).map(|()| 0);
+    }
+    if args.has("version") {
+        return print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION"))).map(|()| 0);
+    }
+    let run = command(&mut args, known)?;
+    let mut ctl = Ctl {
         conn: Conn::to(address, timeout),
         is_json: args.has("json"),
         is_dry_run: args.has("dry-run"),
         is_confirmed: args.has("yes"),
         work: Work::default(),
     };
-    let run: Run = if args.has("help") {
-        |_, _| print(&help())
-    } else if args.has("version") {
-        |_, _| print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION")))
-    } else {
-        command(&mut args, &own)?
-    };
-    Ok((run, ctl, args))
+    let ended = run(&mut ctl, &args);
+    ctl.end(ended)
 }
 
 /// Removes the name of the command from the words, and returns what runs it. Its words must be as many as it
-/// takes, and of the options that `known` commands have, only its own are allowed.
-fn command(args: &mut Flags, known: &BTreeSet<String>) -> Result<Run, Failure> {
+/// takes, and of the options that commands have, only its own are allowed.
+fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<Run> {
     if args.words.is_empty() {
         return Err(usage_error("no command"));
     }
     let name = args.words.remove(0);
     let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
     let &(usage, least, most, _, run) =
-        command.ok_or_else(|| usage_error(&format!("unknown command: {name}")))?;
+        command.ok_or_else(|| usage_error(format_args!("unknown command: {name}")))?;
     if !(least..=most).contains(&args.words.len()) {
-        return Err(usage_error(&format!("use: beanstalkctl {usage}")));
+        return Err(usage_error(format_args!("use: beanstalkctl {usage}")));
     }
-    let others = known.iter().filter(|line| options(usage).all(|own| own != **line));
-    let mut others = others.filter_map(|line| line[2..].split([' ', ':']).next());
-    match others.find(|option| args.has(option)) {
-        Some(other) => Err(usage_error(&format!("{name} has no option --{other}"))),
+    others.retain(|other| args.has(other.0) && options(usage).all(|own| own != *other));
+    match others.first() {
+        Some((other, _)) => Err(usage_error(format_args!("{name} has no option --{other}"))),
         None => Ok(run),
     }
 }
 
-/// Adds the default port to an address without one. An IPv6 address with a port is in brackets. Returns `None` if
-/// the port is not a number.
-fn address(text: &str) -> Option<String> {
-    let is_bare = |(host, _): (&str, &str)| host.contains(':') && !host.ends_with(']');
+/// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
+fn address(text: &str) -> Result<String> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Ok(format!("[{text}]:{DEFAULT_PORT}"));
+    }
     match text.rsplit_once(':') {
-        Some(_) if text.starts_with("unix:") => Some(text.into()),
-        Some(parts) if is_bare(parts) && !text.ends_with(']') => {
-            Some(format!("[{text}]:{DEFAULT_PORT}"))
+        Some(_) if text.starts_with("unix:") => Ok(text.into()),
+        None => Ok(format!("{text}:{DEFAULT_PORT}")),
+        Some(_) if text.ends_with(']') => Ok(format!("{text}:{DEFAULT_PORT}")),
+        Some((_, port)) if number::<u16>(port).is_some() => Ok(text.into()),
+        Some(_) => {
+            Err(usage_error(format_args!("{text}: not a server, such as host:11300 or unix:PATH")))
         }
-        Some((_, port)) if !text.ends_with(']') => number::<u16>(port).map(|_| text.into()),
-        _ => Some(format!("{text}:{DEFAULT_PORT}")),
     }
 }
 
@@ -133,28 +137,29 @@ impl Flags {
 
     /// Returns the state of jobs that `--state` has.
     pub fn state(&self) -> Result<Option<&'static str>, UsageError> {
-        let states = ["ready", "reserved", "delayed", "buried", "any"];
         self.value("state", "ready, reserved, delayed, buried or any", |text| {
-            states.into_iter().find(|state| *state == text)
+            STATES.into_iter().chain(["any"]).find(|state| *state == text)
         })
     }
 
     /// Returns the words from an index on as ids of jobs.
-    pub fn ids(&self, from: usize) -> Result<Vec<u64>, Failure> {
+    pub fn ids(&self, from: usize) -> Result<Vec<u64>> {
         self.words[from..].iter().map(|word| id(word)).collect()
     }
 }
 
 /// Returns `text` if it is a valid name of a tube.
-pub fn tube(text: &str) -> Result<&str, Failure> {
+pub fn tube(text: &str) -> Result<&str> {
     let is_valid = is_tube_name(text.as_bytes());
-    if is_valid { Ok(text) } else { Err(usage_error(&format!("{text}: not a name of a tube"))) }
+    is_valid
+        .then_some(text)
+        .ok_or_else(|| usage_error(format_args!("{text}: not a name of a tube")))
 }
 
 /// Returns the id of a job.
-pub fn id(text: &str) -> Result<u64, Failure> {
+pub fn id(text: &str) -> Result<u64> {
     let id = number(text).filter(|&id| id > 0);
-    id.ok_or_else(|| usage_error(&format!("{text}: not the id of a job")))
+    id.ok_or_else(|| usage_error(format_args!("{text}: not the id of a job")))
 }
 
 /// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`.
@@ -200,19 +205,22 @@ mod tests {
             ("unix:/run/b", "unix:/run/b"),
         ];
         for (text, full) in addresses {
-            assert_eq!(address(text).as_deref(), Some(full));
+            assert_eq!(address(text).ok().as_deref(), Some(full));
         }
         for text in ["localhost:", "localhost:65536", "http://localhost", ":"] {
-            assert_eq!(address(text), None, "{text}");
+            assert!(address(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn options_stand_in_the_usage() {
         let of = |usage| options(usage).collect::<Vec<_>>();
-        let retry = ["--all: ", "--limit N: ", "--delayed: "];
+        let retry = [("all", ""), ("limit", "N"), ("delayed", "")];
         assert_eq!(of("retry ID...|TUBE --all|--limit N [--delayed]"), retry);
-        assert_eq!(of("pause TUBE...|--all [TIME]"), ["--all: "]);
-        assert_eq!(of("drain TUBE... [--held] [--within TIME]"), ["--held: ", "--within TIME: "]);
+        assert_eq!(of("pause TUBE...|--all [TIME]"), [("all", "")]);
+        assert_eq!(
+            of("drain TUBE... [--held] [--within TIME]"),
+            [("held", ""), ("within", "TIME")]
+        );
     }
 }

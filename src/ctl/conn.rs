@@ -1,9 +1,13 @@
 //! The connection to a server: requests, replies, and the documents in them. It must not know a command
 //! of the tool.
 
+use super::Result;
 use super::print::{escaped, json_string};
 use crate::engine::text::CR_LF;
+use crate::flags::is_digits;
 use crate::os::failure::Failure;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -60,7 +64,7 @@ impl Conn {
     }
 
     /// Sends one request, and returns its reply.
-    pub fn ask(&mut self, request: &str) -> Result<Reply, Failure> {
+    pub fn ask(&mut self, request: &str) -> Result<Reply> {
         self.send(&[request.as_bytes(), CR_LF].concat())
     }
 
@@ -69,7 +73,7 @@ impl Conn {
         &mut self,
         items: &[T],
         request: impl Fn(&T) -> String,
-    ) -> Result<Vec<Reply>, Failure> {
+    ) -> Result<Vec<Reply>> {
         let mut replies = Vec::with_capacity(items.len());
         for window in items.chunks(WINDOW) {
             let requests: String = window.iter().map(|item| request(item) + "\r\n").collect();
@@ -82,7 +86,7 @@ impl Conn {
     }
 
     /// Makes `tube` the one for puts and peeks.
-    pub fn use_tube(&mut self, tube: &str) -> Result<(), Failure> {
+    pub fn use_tube(&mut self, tube: &str) -> Result {
         if self.used != tube {
             self.ask(&format!("use {tube}"))?.expect("USING")?;
             tube.clone_into(&mut self.used);
@@ -90,30 +94,28 @@ impl Conn {
         Ok(())
     }
 
-    /// Puts a job, and returns its id. If another job has its key, that is the id of the other one, with its
-    /// state.
-    pub fn put(
-        &mut self,
-        tube: &str,
-        [pri, delay, ttr]: [u64; 3],
-        tags: &str,
-        body: &[u8],
-    ) -> Result<(String, Option<String>), Failure> {
+    /// Puts a job with a priority, a delay and a TTR. The reply has its id, or if another job has its key, id and
+    /// state of that one.
+    pub fn put(&mut self, tube: &str, numbers: [u64; 3], tags: &str, body: &[u8]) -> Result<Reply> {
         self.use_tube(tube)?;
-        let line = format!("put {pri} {delay} {ttr} {}{tags}\r\n", body.len());
-        let reply = self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")?;
-        let mut words = reply.split(' ').skip(1).map(str::to_owned);
-        Ok((words.next().unwrap_or_default(), words.next()))
+        let ([pri, delay, ttr], len) = (numbers, body.len());
+        let line = format!("put {pri} {delay} {ttr} {len}{tags}\r\n");
+        self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")
+    }
+
+    /// Returns whether the server knows the command of a request.
+    pub fn knows(&mut self, request: &str) -> Result<bool> {
+        Ok(self.ask(request)?.line != "UNKNOWN_COMMAND")
     }
 
     /// Returns whether a put may have a key. A server that does not know keys would take the body for a
     /// command. A command that changes nothing here, and is as new as keys, finds out.
-    pub fn has_keys(&mut self) -> Result<bool, Failure> {
-        Ok(self.ask("touch-all")?.line != "UNKNOWN_COMMAND")
+    pub fn knows_keys(&mut self) -> Result<bool> {
+        self.knows("touch-all")
     }
 
     /// Sends bytes, and returns the next reply.
-    fn send(&mut self, bytes: &[u8]) -> Result<Reply, Failure> {
+    fn send(&mut self, bytes: &[u8]) -> Result<Reply> {
         if self.stream.is_none() {
             self.open().map_err(|error| {
                 let message = format!("cannot connect to {}: {error}", self.address);
@@ -179,25 +181,25 @@ fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
 }
 
 impl Reply {
-    /// Returns the first word of the line.
-    pub fn word(&self) -> &str {
-        self.line.split(' ').next().unwrap_or_default()
+    /// Returns a word of the line; nothing if it has fewer.
+    pub fn word(&self, index: usize) -> &str {
+        self.line.split(' ').nth(index).unwrap_or_default()
     }
 
-    /// Returns the line if `word` is its first one; otherwise the server has refused the request.
-    pub fn expect(self, word: &str) -> Result<String, Failure> {
-        if self.word() == word { Ok(self.line) } else { Err(self.refusal()) }
+    /// Returns the reply if `word` is its first one; otherwise the server has refused the request.
+    pub fn expect(self, word: &str) -> Result<Reply> {
+        if self.word(0) == word { Ok(self) } else { Err(self.refusal()) }
     }
 
     /// Returns the failure for an unexpected reply.
-    pub fn refusal(&self) -> Failure {
+    fn refusal(&self) -> Failure {
         Failure::new(EXIT_REFUSED, format!("the server answered {}", escaped(self.line.as_bytes())))
     }
 
     /// Returns a document, or the body of a job; `None` for NOT_FOUND. `command` names what the server may
     /// lack.
-    pub fn content(self, command: &str) -> Result<Option<Vec<u8>>, Failure> {
-        match self.word() {
+    pub fn content(self, command: &str) -> Result<Option<Vec<u8>>> {
+        match self.word(0) {
             "NOT_FOUND" => Ok(None),
             "UNKNOWN_COMMAND" => Err(lacks(command)),
             "OK" | "FOUND" | "RESERVED" => Ok(Some(self.body)),
@@ -206,9 +208,23 @@ impl Reply {
     }
 
     /// Returns a document as text.
-    pub fn document(self, command: &str) -> Result<Option<String>, Failure> {
+    pub fn document(self, command: &str) -> Result<Option<String>> {
         let text = |document: Vec<u8>| String::from_utf8_lossy(&document).into_owned();
         Ok(self.content(command)?.map(text))
+    }
+
+    /// Returns the keys and values of the document of a stats command.
+    pub fn fields(self, command: &str) -> Result<Option<Fields>> {
+        Ok(self.document(command)?.map(|text| Fields::parse(text.lines())))
+    }
+
+    /// Returns the entries of a list.
+    pub fn entries(self, command: &str) -> Result<Option<Vec<Fields>>> {
+        let entry = |line: &str| {
+            let inner = line.strip_prefix("- {")?.strip_suffix('}')?;
+            Some(Fields::parse(inner.split(", ")))
+        };
+        Ok(self.document(command)?.map(|text| text.lines().filter_map(entry).collect()))
     }
 }
 
@@ -223,19 +239,27 @@ impl Fields {
         Fields(pairs.map(|(key, value)| (key.to_owned(), value)).into())
     }
 
-    /// Parses the document of a stats command.
-    pub fn of_document(document: &str) -> Fields {
-        Fields(document.lines().filter_map(pair).collect())
+    /// Parses keys and values. A value is a number, a string in quotes, or a word.
+    pub fn parse<'l>(pairs: impl Iterator<Item = &'l str>) -> Fields {
+        let pair = |text: &str| {
+            let (key, value) = text.split_once(": ")?;
+            let is_json = value.starts_with('"') || is_digits(value);
+            Some((key.to_owned(), if is_json { value.to_owned() } else { json_string(value) }))
+        };
+        Fields(pairs.filter_map(pair).collect())
     }
 
-    /// Parses the entries of a list, and returns them with the number for the next page.
-    pub fn of_entries(document: &str) -> (Vec<Fields>, u64) {
-        let entry = |line: &str| {
-            let inner = line.strip_prefix("- {")?.strip_suffix('}')?;
-            Some(Fields(inner.split(", ").filter_map(pair).collect()))
-        };
-        let next = Fields::of_document(document).number("next");
-        (document.lines().filter_map(entry).collect(), next)
+    /// Adds a value, which is JSON.
+    pub fn push(&mut self, key: &str, value: impl ToString) {
+        self.0.push((key.to_owned(), value.to_string()));
+    }
+
+    /// Adds the body of a job, as `--dump` prints it.
+    pub fn push_body(&mut self, body: &[u8]) {
+        match str::from_utf8(body) {
+            Ok(text) => self.push("body", json_string(text)),
+            Err(_) => self.push("body_base64", json_string(&STANDARD.encode(body))),
+        }
     }
 
     /// Returns a value as text, a string without its quotes; nothing if it is missing.
@@ -255,11 +279,4 @@ impl Display for Fields {
         let pairs = self.0.iter().map(|(key, value)| format!("\"{key}\":{value}"));
         write!(f, "{{{}}}", pairs.collect::<Vec<_>>().join(","))
     }
-}
-
-/// Parses a line of a document. A value is a number, a string in quotes, or a word.
-fn pair(line: &str) -> Option<(String, String)> {
-    let (key, value) = line.split_once(": ")?;
-    let is_json = value.starts_with('"') || value.bytes().all(|byte| byte.is_ascii_digit());
-    Some((key.to_owned(), if is_json { value.to_owned() } else { json_string(value) }))
 }

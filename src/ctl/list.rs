@@ -1,9 +1,9 @@
 //! `failed`, `jobs`, `job` and `workers`: lists that change nothing.
 
-use super::conn::{Conn, Fields};
+use super::conn::{Conn, Fields, lacks};
 use super::look::{self, Pages};
-use super::print::{Listing, escaped, json_body, span, terminal_size};
-use super::{Ctl, EXIT_PARTLY, Flags, args, complain, print, print_with};
+use super::print::{Listing, escaped, span, terminal_size};
+use super::{Ctl, EXIT_PARTLY, Flags, Result, args, complain, print, print_with};
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ const PREVIEW_MAX: u64 = 65_536;
 const PREVIEW_LEN: usize = 80;
 
 /// `failed`
-pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result {
     let mut left = args.number("limit")?.unwrap_or(u64::MAX);
     let tubes = match args.words.first() {
         Some(name) => vec![look::tube(&mut ctl.conn, name)?],
@@ -24,57 +24,57 @@ pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     let mut listing = Listing::new(ctl.is_json, COLUMNS);
     let mut is_cut = false;
     for tube in tubes.iter().filter(|tube| tube.jobs("buried") > 0) {
-        let mut pages = Pages::new(&tube.name, "buried", 0, left, true);
-        let shown = show(ctl, &mut pages, &mut listing)?;
+        let pages = Pages { tube: &tube.name, state: "buried", after: 0, left };
+        let shown = show(ctl, pages, &mut listing)?;
         left -= shown;
-        is_cut |= pages.peeks && shown < tube.jobs("buried");
+        is_cut |= shown < tube.jobs("buried");
     }
     listing.print()?;
-    if is_cut {
+    if is_cut && !ctl.conn.knows("list-jobs default any 1")? {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
     Ok(())
 }
 
 /// `jobs`
-pub fn jobs(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn jobs(ctl: &mut Ctl, args: &Flags) -> Result {
     let state = args.state()?.unwrap_or("any");
     let after = args.number("after")?.unwrap_or(0);
-    let limit = args.number("limit")?.unwrap_or(u64::MAX);
+    let left = args.number("limit")?.unwrap_or(u64::MAX);
     let tube = look::tube(&mut ctl.conn, &args.words[0])?;
+    if !ctl.conn.knows("list-jobs default any 1")? {
+        return Err(lacks("list-jobs"));
+    }
     let own = if state == "reserved" { "client>CLIENT held:HELD" } else { "reserves>RESERVES" };
     let columns = format!(
         "id>ID state<STATE pri>PRI age:AGE ttr:TTR time-left:LEFT {own} bytes>BYTES body.BODY"
     );
     let mut listing = Listing::new(ctl.is_json, &columns);
-    show(ctl, &mut Pages::new(&tube.name, state, after, limit, false), &mut listing)?;
+    show(ctl, Pages { tube: &tube.name, state, after, left }, &mut listing)?;
     listing.print()
 }
 
 /// Adds jobs to a listing, in a table with the beginnings of their bodies. Returns their number.
-fn show(ctl: &mut Ctl, pages: &mut Pages, listing: &mut Listing) -> Result<u64, Failure> {
+fn show(ctl: &mut Ctl, mut pages: Pages<'_>, listing: &mut Listing) -> Result<u64> {
     let mut count = 0;
-    loop {
-        let jobs = pages.next(&mut ctl.conn)?;
-        if jobs.is_empty() {
-            return Ok(count);
-        }
+    while let jobs @ [_, ..] = &pages.next(&mut ctl.conn)?[..] {
         count += jobs.len() as u64;
         let has_preview = |job: &&Fields| !ctl.is_json && job.number("bytes") <= PREVIEW_MAX;
         let small: Vec<&Fields> = jobs.iter().filter(has_preview).collect();
-        let mut replies =
-            ctl.conn.ask_each(&small, |job| format!("peek {}", job.text("id")))?.into_iter();
-        for job in &jobs {
+        let replies = ctl.conn.ask_each(&small, |job| format!("peek {}", job.text("id")))?;
+        let mut replies = replies.into_iter();
+        for job in jobs {
             let reply = if has_preview(&job) { replies.next() } else { None };
             let body = reply.map_or(Ok(None), |reply| reply.content("peek"))?.unwrap_or_default();
             let body = escaped(&body[..body.len().min(PREVIEW_LEN)]);
             listing.add(job, &[("body", body)])?;
         }
     }
+    Ok(count)
 }
 
 /// `job`
-pub fn job(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn job(ctl: &mut Ctl, args: &Flags) -> Result {
     let id = args::id(&args.words[0])?;
     let conn = &mut ctl.conn;
     let gone = || Failure::new(EXIT_PARTLY, format!("job {id}: not found"));
@@ -83,47 +83,47 @@ pub fn job(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     // The list also has the holder, and the number of bytes.
     let tube = job.text("tube").to_owned();
     let list = conn.ask(&format!("list-jobs {tube} any 1 {}", id - 1))?;
-    let listed = look::listed(list, &tube).unwrap_or_default().pop();
+    let listed = look::found(conn, list, &tube, "any").unwrap_or_default().pop();
     match listed.filter(|listed| listed.number("id") == id) {
         Some(listed) => job = listed,
-        None => job.0.push(("bytes".into(), body.len().to_string())),
+        None => job.push("bytes", body.len()),
     }
     if ctl.is_json {
-        job.0.push(json_body(&body));
-        print(&job.to_string())
+        job.push_body(&body);
+        print(job)
     } else if !args.has("body") {
         let keys = job.0.iter().map(|(key, _)| key).filter(|key| *key != "tube");
         let lines: String = keys.map(|key| format!("{key}: {}\n", job.text(key))).collect();
-        print(&format!("tube: {tube}\n{lines}body: {}", escaped(&body)))
+        print(format_args!("tube: {tube}\n{lines}body: {}", escaped(&body)))
     } else if terminal_size().is_some() {
-        print(&escaped(&body))
+        print(escaped(&body))
     } else {
         print_with(|out| out.write_all(&body))
     }
 }
 
 /// `workers`
-pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args.words.first().map(|name| args::tube(name)).transpose()?;
     let of_tube = tube.map_or(String::new(), |tube| format!(" {tube}"));
     let conn = &mut ctl.conn;
-    let (mut clients, mut after) = (Vec::new(), 0);
+    let mut clients: Vec<Fields> = Vec::new();
     loop {
-        let list = conn.ask(&format!("list-clients 1000 {after}{of_tube}"))?;
+        let after = clients.last().map_or(0, |client| client.number("id"));
+        let page = conn.ask(&format!("list-clients 1000 {after}{of_tube}"))?;
         let gone = || Failure::new(EXIT_PARTLY, format!("tube{of_tube}: not found"));
-        let (page, next) = Fields::of_entries(&list.document("list-clients")?.ok_or_else(gone)?);
-        clients.extend(page);
-        after = next;
-        if after == 0 {
+        let page = page.entries("list-clients")?.ok_or_else(gone)?;
+        if page.is_empty() {
             break;
         }
+        clients.extend(page);
     }
     // The tool itself is left out. Over a Unix socket it is the youngest client.
     let is_own = |client: &&Fields| client.text("address") == conn.own_address;
     let own = clients.iter().filter(is_own).min_by_key(|client| client.number("age"));
     let own = own.map(|client| client.number("id"));
     clients.retain(|client| Some(client.number("id")) != own);
-    let mut holds = held_jobs(conn, &clients)?;
+    let mut holds = held_jobs(conn)?;
     clients.sort_by_cached_key(|client| {
         let jobs = holds.get(&client.number("id"));
         Reverse(jobs.map(|jobs| jobs[0].number("held")))
@@ -139,20 +139,18 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
         };
         let [objects, texts] = [Fields::to_string, hold as fn(&Fields) -> String]
             .map(|text| jobs.iter().map(text).collect::<Vec<_>>().join(", "));
-        client.0.push(("jobs".into(), format!("[{objects}]")));
+        client.push("jobs", format_args!("[{objects}]"));
         listing.add(&client, &[("jobs", texts)])?;
     }
     listing.print()
 }
 
 /// Returns the jobs that clients hold, the longest held first, by the number of the client.
-fn held_jobs(conn: &mut Conn, clients: &[Fields]) -> Result<HashMap<u64, Vec<Fields>>, Failure> {
+fn held_jobs(conn: &mut Conn) -> Result<HashMap<u64, Vec<Fields>>> {
     let mut holds: HashMap<u64, Vec<Fields>> = HashMap::new();
-    if clients.iter().all(|client| client.number("reserved") == 0) {
-        return Ok(holds);
-    }
-    for tube in look::all_tubes(conn)?.iter().filter(|tube| tube.jobs("reserved") > 0) {
-        let mut pages = Pages::new(&tube.name, "reserved", 0, u64::MAX, false);
+    for tube in look::all_tubes(conn)? {
+        let left = tube.jobs("reserved");
+        let mut pages = Pages { tube: &tube.name, state: "reserved", after: 0, left };
         while let jobs @ [_, ..] = &pages.next(conn)?[..] {
             for job in jobs {
                 holds.entry(job.number("client")).or_default().push(job.clone());

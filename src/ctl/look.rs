@@ -3,29 +3,41 @@
 
 use super::conn::{Conn, Fields, Reply, WINDOW};
 use super::print::json_string;
-use super::{EXIT_PARTLY, args};
+use super::{EXIT_PARTLY, Result, args};
 use crate::attention::{self, Problem, TubeFacts};
 use crate::engine::time::Nanos;
 use crate::os::failure::Failure;
+use std::fmt::Display;
 
-/// A tube.
+/// The states of jobs.
+pub const STATES: [&str; 4] = ["ready", "reserved", "delayed", "buried"];
+
+/// The states of jobs that no worker holds. Commands such as `peek-ready` find a job in each.
+pub const NOT_HELD: &[&str] = &["buried", "delayed", "ready"];
+
+/// In one look it is not known whether a job was deleted in this time.
+pub const TIME_TO_DELETE: Nanos = Nanos::from_secs(5);
+
+/// A tube, as it was at one time.
+#[derive(Default)]
 pub struct Tube {
     pub name: String,
     pub stats: Fields,
     /// Age minus delay of the oldest ready job, in seconds; 0 without one.
     pub oldest: u64,
+    /// The time of this look.
+    pub seen_at: Nanos,
+    /// The time of the last look that saw that jobs were deleted.
+    pub deleted_at: Option<Nanos>,
+    /// Jobs put and jobs deleted per second since the look before, if there was one.
+    pub rates: [Option<f64>; 2],
 }
 
 impl Tube {
     /// Returns the number of jobs in a state, or in `any`.
     pub fn jobs(&self, state: &str) -> u64 {
-        match state {
-            "any" => ["ready", "reserved", "delayed", "buried"]
-                .map(|state| self.jobs(state))
-                .iter()
-                .sum(),
-            state => self.stats.number(&format!("current-jobs-{state}")),
-        }
+        let states = STATES.iter().filter(|own| state == "any" || state == **own);
+        states.map(|state| self.stats.number(&format!("current-jobs-{state}"))).sum()
     }
 
     /// Returns the number of connections that watch it, without this one: each watches `default` until
@@ -35,8 +47,9 @@ impl Tube {
     }
 
     /// Returns its problems, the worst first.
-    pub fn problems(&self, has_recent_delete: bool) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<Problem> {
         let time = |secs: u64| Nanos::from_secs(u32::try_from(secs).unwrap_or(u32::MAX));
+        let is_recent = |moment| self.seen_at.since(moment) < TIME_TO_DELETE;
         let facts = TubeFacts {
             ready: self.jobs("ready"),
             held: self.jobs("reserved"),
@@ -45,7 +58,7 @@ impl Tube {
             waiting: self.stats.number("current-waiting"),
             oldest: time(self.oldest),
             pause_left: time(self.stats.number("pause-time-left")),
-            has_recent_delete,
+            has_recent_delete: self.deleted_at.is_some_and(is_recent),
             ..TubeFacts::default()
         };
         attention::of_tube(&self.name, &facts, None)
@@ -53,144 +66,108 @@ impl Tube {
 }
 
 /// Returns the names of all tubes, sorted.
-pub fn tube_names(conn: &mut Conn) -> Result<Vec<String>, Failure> {
+pub fn tube_names(conn: &mut Conn) -> Result<Vec<String>> {
     let list = conn.ask("list-tubes")?.document("list-tubes")?.unwrap_or_default();
-    let mut names: Vec<String> =
-        list.lines().filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect();
+    let names = list.lines().filter_map(|line| line.strip_prefix("- "));
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
     names.sort();
     Ok(names)
 }
 
-/// Returns those of these tubes that are there.
-pub fn tubes(conn: &mut Conn, names: &[String]) -> Result<Vec<Tube>, Failure> {
-    let replies = conn.ask_each(names, |name| format!("stats-tube {name}"))?;
-    let tube = |(name, reply): (&String, Reply)| {
-        let stats = reply.document("stats-tube").transpose()?;
-        let stats = stats.map(|stats| Fields::of_document(&stats));
-        Some(stats.map(|stats| Tube { name: name.clone(), stats, oldest: 0 }))
+/// Returns the documents of a stats command for each of these; `None` for what is not there.
+fn stats<T: Display>(conn: &mut Conn, command: &str, of: &[T]) -> Result<Vec<Option<Fields>>> {
+    let replies = conn.ask_each(of, |item| format!("{command} {item}"))?;
+    replies.into_iter().map(|reply| reply.fields(command)).collect()
+}
+
+/// Returns these tubes; `None` for those that are not there.
+pub fn tubes(conn: &mut Conn, names: &[String]) -> Result<Vec<Option<Tube>>> {
+    let tube = |(name, stats): (&String, Option<Fields>)| {
+        Some(Tube { name: name.clone(), stats: stats?, ..Tube::default() })
     };
-    names.iter().zip(replies).filter_map(tube).collect()
+    Ok(names.iter().zip(stats(conn, "stats-tube", names)?).map(tube).collect())
 }
 
 /// Returns all tubes by name.
-pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>, Failure> {
+pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>> {
     let names = tube_names(conn)?;
-    tubes(conn, &names)
+    Ok(tubes(conn, &names)?.into_iter().flatten().collect())
 }
 
 /// Returns all tubes by name, with the wait of their oldest ready jobs.
-pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>, Failure> {
+pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>> {
     let mut tubes = all_tubes(conn)?;
-    let mut with_ready: Vec<&mut Tube> =
-        tubes.iter_mut().filter(|tube| tube.jobs("ready") > 0).collect();
+    let with_ready: Vec<_> = tubes.iter_mut().filter(|tube| tube.jobs("ready") > 0).collect();
     let replies = conn.ask_each(&with_ready, |tube| format!("list-jobs {} ready 1", tube.name))?;
-    let jobs: Vec<Option<Fields>> = match replies.first() {
-        Some(reply) if reply.line == "UNKNOWN_COMMAND" => {
-            let names: Vec<&str> = with_ready.iter().map(|tube| tube.name.as_str()).collect();
-            peek(conn, &names, "ready")?
-        }
-        _ => {
-            let first = |reply: Reply| listed(reply, "").map(|mut jobs| jobs.pop());
-            replies.into_iter().map(first).collect::<Result<Vec<_>, Failure>>()?
-        }
-    };
-    for (tube, job) in with_ready.iter_mut().zip(jobs) {
-        let waited = |job: Fields| job.number("age").saturating_sub(job.number("delay"));
-        tube.oldest = job.map_or(0, waited);
+    for (tube, reply) in with_ready.into_iter().zip(replies) {
+        let job = found(conn, reply, &tube.name, "ready")?.pop().unwrap_or_default();
+        tube.oldest = job.number("age").saturating_sub(job.number("delay"));
     }
     Ok(tubes)
 }
 
 /// Returns one tube, or the failure that it is not there.
-pub fn tube(conn: &mut Conn, name: &str) -> Result<Tube, Failure> {
-    let found = tubes(conn, &[args::tube(name)?.to_owned()])?.pop();
-    found.ok_or_else(|| Failure::new(EXIT_PARTLY, format!("tube {name}: not found")))
+pub fn tube(conn: &mut Conn, name: &str) -> Result<Tube> {
+    let tube = tubes(conn, &[args::tube(name)?.to_owned()])?.pop().flatten();
+    tube.ok_or_else(|| Failure::new(EXIT_PARTLY, format!("tube {name}: not found")))
 }
 
 /// Returns the statistics of jobs; `None` for those that are gone.
-pub fn jobs(conn: &mut Conn, ids: &[u64]) -> Result<Vec<Option<Fields>>, Failure> {
-    let fields = |reply: Reply| {
-        let mut job = reply.document("stats-job")?.map(|stats| Fields::of_document(&stats));
-        // The number of its binlog file.
-        job.iter_mut().for_each(|job| job.0.retain(|(key, _)| key != "file"));
-        Ok(job)
-    };
-    conn.ask_each(ids, |id| format!("stats-job {id}"))?.into_iter().map(fields).collect()
+pub fn jobs(conn: &mut Conn, ids: &[u64]) -> Result<Vec<Option<Fields>>> {
+    let mut jobs = stats(conn, "stats-job", ids)?;
+    // The number of its binlog file.
+    jobs.iter_mut().flatten().for_each(|job| job.0.retain(|(key, _)| key != "file"));
+    Ok(jobs)
 }
 
-/// Returns the jobs in the reply to `list-jobs`, with their tube.
-pub fn listed(reply: Reply, tube: &str) -> Result<Vec<Fields>, Failure> {
-    let list = reply.document("list-jobs")?.unwrap_or_default();
-    let mut jobs = Fields::of_entries(&list).0;
+/// Returns the jobs in the reply to `list-jobs`, with their tube. On a server without that, it is one job in
+/// this state, and the next one once that job has left it.
+pub fn found(conn: &mut Conn, reply: Reply, tube: &str, state: &str) -> Result<Vec<Fields>> {
+    if reply.word(0) == "UNKNOWN_COMMAND" && NOT_HELD.contains(&state) {
+        return peek(conn, tube, state).map(Vec::from_iter);
+    }
+    let mut jobs = reply.entries("list-jobs")?.unwrap_or_default();
     for Fields(pairs) in &mut jobs {
         pairs.insert(pairs.len().min(1), ("tube".into(), json_string(tube)));
     }
     Ok(jobs)
 }
 
-/// Returns the first job of a state in each of these tubes, as `peek-ready` and its kind find it.
-fn peek(conn: &mut Conn, tubes: &[&str], state: &str) -> Result<Vec<Option<Fields>>, Failure> {
-    let peek = |tube: &&str| [format!("use {tube}"), format!("peek-{state}")];
-    let requests: Vec<String> = tubes.iter().flat_map(peek).collect();
-    let replies = conn.ask_each(&requests, String::clone)?.into_iter().skip(1).step_by(2);
-    let id_and_bytes = |reply: Reply| {
-        let id = reply.line.split(' ').nth(1).and_then(|id| id.parse().ok());
-        reply.content("peek").map(|body| id.zip(body.map(|body| body.len())))
-    };
-    let found = replies.map(id_and_bytes).collect::<Result<Vec<_>, Failure>>()?;
-    conn.used = tubes.last().map_or(String::new(), |tube| (*tube).to_owned());
-    let ids: Vec<u64> = found.iter().flatten().map(|&(id, _)| id).collect();
-    let mut jobs = jobs(conn, &ids)?.into_iter();
-    let mut job = |(_, bytes): (u64, usize)| {
-        let mut job = jobs.next().flatten()?;
-        job.0.push(("bytes".into(), bytes.to_string()));
-        Some(job)
-    };
-    Ok(found.into_iter().map(|found| found.and_then(&mut job)).collect())
+/// Returns the first job of a state, as `peek-ready` and its kind find it.
+fn peek(conn: &mut Conn, tube: &str, state: &str) -> Result<Option<Fields>> {
+    conn.use_tube(tube)?;
+    let reply = conn.ask(&format!("peek-{state}"))?;
+    let id = reply.word(1).parse();
+    let (Ok(id), Some(body)) = (id, reply.content("peek")?) else { return Ok(None) };
+    let mut job = jobs(conn, &[id])?.pop().flatten();
+    job.iter_mut().for_each(|job| job.push("bytes", body.len()));
+    Ok(job)
 }
 
 /// The jobs of a tube in a state, or in `any`, page by page.
-pub struct Pages {
-    tube: String,
-    state: &'static str,
+pub struct Pages<'t> {
+    pub tube: &'t str,
+    pub state: &'static str,
     /// The page before ended with this job.
-    after: u64,
+    pub after: u64,
     /// The number of jobs that may still come.
-    left: u64,
-    /// Whether a peek command stands in on a server without `list-jobs`. It finds one job of the state, and the
-    /// next one once that job has left it.
-    may_peek: bool,
-    /// Whether it does.
-    pub peeks: bool,
+    pub left: u64,
 }
 
-impl Pages {
-    /// Returns the pages of `tube`, with at most `left` jobs after job `after`.
-    pub fn new(tube: &str, state: &'static str, after: u64, left: u64, may_peek: bool) -> Pages {
-        Pages { tube: tube.into(), state, after, left, may_peek, peeks: false }
-    }
-
+impl Pages<'_> {
     /// Returns the next jobs; none after the last one.
-    pub fn next(&mut self, conn: &mut Conn) -> Result<Vec<Fields>, Failure> {
-        let Pages { tube, state, after, left, .. } = self;
+    pub fn next(&mut self, conn: &mut Conn) -> Result<Vec<Fields>> {
+        let Pages { tube, state, after, left } = self;
         let count = (*left).min(WINDOW as u64);
         if count == 0 {
             return Ok(Vec::new());
         }
-        let mut jobs = Vec::new();
-        if !self.peeks {
-            let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
-            self.peeks = reply.line == "UNKNOWN_COMMAND" && self.may_peek;
-            if !self.peeks {
-                jobs = listed(reply, tube)?;
-            }
-        }
-        if self.peeks {
-            let first = peek(conn, &[tube], state)?.pop().flatten();
-            jobs.extend(first.filter(|job| job.number("id") != *after));
-        }
-        self.left -= (jobs.len() as u64).min(self.left);
-        self.after = jobs.last().map_or(0, |job| job.number("id"));
+        let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
+        let mut jobs = found(conn, reply, tube, state)?;
+        // A peek finds the same job again, if it has not left the state.
+        jobs.retain(|job| job.number("id") != *after);
+        *left -= (jobs.len() as u64).min(*left);
+        *after = jobs.last().map_or(*after, |job| job.number("id"));
         Ok(jobs)
     }
 }

@@ -6,13 +6,11 @@
 //! | [`conn`] | the connection: requests, replies, documents |
 //! | [`print`] | tables, JSON, escaped bodies |
 //! | [`look`] | the facts of tubes and of jobs, also from a server without `list-jobs` |
-//! | [`work`] | work on many jobs: questions, progress, Ctrl-C, the last line |
-//! | [`select`] | the jobs that a command works on, by id or by tube and state |
+//! | [`work`] | work on many jobs: which ones, questions, progress, Ctrl-C, the last line |
 //! | [`status`] | `status`, `check`, `top`, `tubes` |
 //! | [`list`] | `failed`, `jobs`, `job`, `workers` |
-//! | [`act`] | `retry`, `delete`, `flush`, `move` |
-//! | [`pause`] | `pause`, `resume`, `drain` |
-//! | [`transfer`] | `put`, `export`, `import` |
+//! | [`act`] | `retry`, `delete`, `flush`, `pause`, `resume`, `drain` |
+//! | [`transfer`] | `put`, `move`, `export`, `import` |
 //! | [`dump`] | one job as a line of JSON, written and parsed |
 //! | [`bench`] | `bench` |
 //!
@@ -26,9 +24,7 @@ mod conn;
 mod dump;
 mod list;
 mod look;
-mod pause;
 mod print;
-mod select;
 mod status;
 mod transfer;
 mod work;
@@ -37,6 +33,7 @@ use crate::flags::Flags;
 use crate::os::failure::Failure;
 use args::usage_error;
 use conn::Conn;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use work::Work;
@@ -47,8 +44,11 @@ const EXIT_PARTLY: u8 = 1;
 /// The exit code of a usage error, and without a confirmation.
 const EXIT_USAGE: u8 = 2;
 
+/// What fails in this tool, unless it is only the command line.
+type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
 /// Runs a command.
-type Run = fn(&mut Ctl, &Flags) -> Result<(), Failure>;
+type Run = fn(&mut Ctl, &Flags) -> Result;
 
 /// A command: its words and options, the least and the most words, help, and what runs it.
 type Command = (&'static str, usize, usize, &'static str, Run);
@@ -64,12 +64,12 @@ const COMMANDS: [Command; 19] = [
     ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", list::jobs),
     ("job ID [--body]", 1, 1, "one job with its body, or its body only", list::job),
     ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", act::retry),
-    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", act::move_jobs),
+    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", transfer::move_jobs),
     ("delete ID...", 1, ANY, "delete jobs", act::delete),
     ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", act::flush),
-    ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", pause::pause),
-    ("resume TUBE...|--all", 0, ANY, "end a pause", pause::resume),
-    ("drain TUBE... [--held] [--within TIME]", 1, ANY, "wait until nothing is ready, held or delayed", pause::drain),
+    ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", act::pause),
+    ("resume TUBE...|--all", 0, ANY, "end a pause", act::resume),
+    ("drain TUBE... [--held] [--within TIME]", 1, ANY, "wait until nothing is ready, held or delayed", act::drain),
     ("export TUBE [--take]", 1, 1, "print jobs as lines of JSON", transfer::export),
     ("import [--tube T]", 0, 0, "put jobs from lines of JSON", transfer::import),
     ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", list::workers),
@@ -89,33 +89,30 @@ struct Ctl {
 
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
-    let ended = args::parse(std::env::args_os().skip(1)).and_then(|(run, mut ctl, args)| {
-        let ended = run(&mut ctl, &args);
-        ctl.end(ended)
-    });
+    let ended = args::run(std::env::args_os().skip(1));
     ExitCode::from(ended.unwrap_or_else(|Failure { exit_code, message }| {
-        complain(&message);
+        // Without a message, the reader of the output has closed it.
+        if !message.is_empty() {
+            complain(message);
+        }
         exit_code
     }))
 }
 
 /// Prints a line on stdout.
-fn print(line: &str) -> Result<(), Failure> {
+fn print(line: impl Display) -> Result {
     print_with(|out| writeln!(out, "{line}"))
 }
 
 /// Prints on stdout, which is a buffer until the end of `write`.
-fn print_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+fn print_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result {
     let mut out = io::BufWriter::new(io::stdout().lock());
     write(&mut out).and_then(|()| out.flush()).map_err(|error| unwritten(&error))
 }
 
 /// Prints a line on stderr.
-fn complain(message: &str) {
-    // A failure without a message: the reader of the output has closed it.
-    if !message.is_empty() {
-        let _ = writeln!(io::stderr(), "beanstalkctl: {message}");
-    }
+fn complain(message: impl Display) {
+    let _ = writeln!(io::stderr(), "beanstalkctl: {message}");
 }
 
 /// Returns the failure of a write to stdout.

@@ -1,11 +1,8 @@
 //! What the tool prints: tables, JSON, escaped bodies, times. It must not know a server.
 
 use super::conn::Fields;
-use super::print_with;
+use super::{Result, print_with};
 use crate::engine::text::{JsonText, is_unprintable, largest_unit};
-use crate::os::failure::Failure;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
 
@@ -18,7 +15,6 @@ pub struct Listing {
     /// The cells of each row; in JSON the row is one cell.
     rows: Vec<Vec<String>>,
     width: usize,
-    is_begun: bool,
 }
 
 /// A column of a table: its key, its kind and its title. The kinds are `>` aligned to the right, `:` a time in
@@ -44,56 +40,56 @@ impl Listing {
             let (key, title) = text.split_once(KINDS).expect("each column has a kind");
             (key.to_owned(), text.as_bytes()[key.len()].into(), title.to_owned())
         };
-        let columns: Vec<Column> = columns.split_whitespace().map(column).collect();
+        let columns = columns.split_whitespace().map(column).collect();
         let width = terminal_size().map_or(WIDTH, |(width, _)| width);
-        let widths = vec![0; columns.len()];
-        Listing { is_json, columns, widths, rows: Vec::new(), width, is_begun: false }
+        Listing { is_json, columns, widths: Vec::new(), rows: Vec::new(), width }
     }
 
     /// Adds a row. `texts` are what the table has for some keys, in place of the value in the row. Many rows are
     /// printed at once.
-    pub fn add(&mut self, row: &Fields, texts: &[(&str, String)]) -> Result<(), Failure> {
+    pub fn add(&mut self, row: &Fields, texts: &[(&str, String)]) -> Result {
         let cell = |(key, kind, _): &Column| match texts.iter().find(|(own, _)| own == key) {
             Some((_, text)) => text.clone(),
             None if *kind == ':' => span(row.number(key)),
             None => row.text(key).to_owned(),
         };
-        self.rows.push(match self.is_json {
-            true => vec![row.to_string()],
-            false => self.columns.iter().map(cell).collect(),
-        });
+        if self.is_json {
+            self.rows.push(vec![row.to_string()]);
+        } else {
+            if self.widths.is_empty() {
+                self.push(self.columns.iter().map(|column| column.2.clone()).collect());
+            }
+            self.push(self.columns.iter().map(cell).collect());
+        }
         if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
     }
 
+    fn push(&mut self, row: Vec<String>) {
+        self.widths.resize(row.len(), 0);
+        for (width, cell) in self.widths.iter_mut().zip(&row) {
+            *width = (*width).max(width_of(cell));
+        }
+        self.rows.push(row);
+    }
+
     /// Prints the rows that were added since. Without rows nothing is printed, not even the header.
-    pub fn print(&mut self) -> Result<(), Failure> {
+    pub fn print(&mut self) -> Result {
         print_with(|out| self.write(out))
     }
 
     fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = std::mem::take(&mut self.rows);
+        let rows = std::mem::take(&mut self.rows);
         if self.is_json {
             return rows.iter().try_for_each(|row| writeln!(out, "{}", row[0]));
         }
-        if !rows.is_empty() && !std::mem::replace(&mut self.is_begun, true) {
-            rows.insert(0, self.columns.iter().map(|column| column.2.clone()).collect());
-        }
-        for row in &rows {
-            for (width, cell) in self.widths.iter_mut().zip(row) {
-                *width = (*width).max(width_of(cell));
-            }
-        }
         let (gap, widths) = self.fitted();
         for row in rows {
-            let cells =
-                self.columns.iter().zip(&widths).zip(&row).map(|((column, width), text)| {
-                    let text = cut(text, *width, column.1 == '~');
-                    let padding = " ".repeat(width - width_of(&text));
-                    match column.1 {
-                        '>' | ':' => padding + &text,
-                        _ => text + &padding,
-                    }
-                });
+            let cells = row.iter().zip(&self.columns).zip(&widths);
+            let cells = cells.map(|((text, (_, kind, _)), width)| {
+                let text = cut(text, *width, *kind == '~');
+                let padding = " ".repeat(width - width_of(&text));
+                if ['>', ':'].contains(kind) { padding + &text } else { text + &padding }
+            });
             let line = cells.collect::<Vec<_>>().join(&" ".repeat(gap));
             writeln!(out, "{}", line.trim_end())?;
         }
@@ -103,15 +99,15 @@ impl Listing {
     /// Returns the spaces between columns, and the widths at which the table fits.
     fn fitted(&self) -> (usize, Vec<usize>) {
         let mut widths = self.widths.clone();
-        let total = |widths: &[usize], gap| widths.iter().sum::<usize>() + gap * (widths.len() - 1);
-        let gap = if total(&widths, 2) > self.width { 1 } else { 2 };
-        while total(&widths, gap) > self.width {
-            let can_shrink = |&index: &usize| {
-                ['~', '.'].contains(&self.columns[index].1) && widths[index] > NAME_MIN
+        let total = |widths: &[usize], gap| widths.iter().map(|width| width + gap).sum::<usize>();
+        let gap = if total(&widths, 2) > self.width + 2 { 1 } else { 2 };
+        while total(&widths, gap) > self.width + gap {
+            let can_shrink = |(width, column): &(&mut usize, &Column)| {
+                ['~', '.'].contains(&column.1) && **width > NAME_MIN
             };
-            let widest = (0..widths.len()).filter(can_shrink).max_by_key(|&index| widths[index]);
-            let Some(widest) = widest else { break };
-            widths[widest] -= 1;
+            let columns = widths.iter_mut().zip(&self.columns).filter(can_shrink);
+            let Some((widest, _)) = columns.max_by_key(|(width, _)| **width) else { break };
+            *widest -= 1;
         }
         (gap, widths)
     }
@@ -134,37 +130,32 @@ fn columns_of(char: char) -> usize {
 
 /// Cuts `text` to `width` columns, in its middle or at its end.
 pub fn cut(text: &str, width: usize, in_middle: bool) -> String {
-    if width_of(text) <= width {
+    let (mut chars, mut columns): (Vec<char>, _) = (text.chars().collect(), width_of(text));
+    if columns <= width {
         return text.to_owned();
     }
-    let (mut chars, mut before, mut after) = (text.chars(), Vec::new(), Vec::new());
-    let mut left = width.saturating_sub(1);
     loop {
-        let is_before = !in_middle || before.len() == after.len();
-        let next = if is_before { chars.next() } else { chars.next_back() };
-        let Some(char) = next.filter(|&char| columns_of(char) <= left) else { break };
-        left -= columns_of(char);
-        if is_before { &mut before } else { &mut after }.push(char);
+        let at = if in_middle { chars.len() / 2 } else { chars.len() - 1 };
+        columns -= columns_of(chars.remove(at));
+        if columns < width {
+            chars.insert(at, '…');
+            return chars.into_iter().collect();
+        }
     }
-    before.iter().chain(&['…']).chain(after.iter().rev()).collect()
 }
 
 /// Returns a body as text that no terminal interprets: `\n`, `\\`, and other bytes as `\x1b`.
 pub fn escaped(body: &[u8]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
     let mut text = String::with_capacity(body.len());
     for chunk in body.utf8_chunks() {
         for char in chunk.valid().chars() {
-            match char {
-                '\n' => text += "\\n",
-                '\r' => text += "\\r",
-                '\t' => text += "\\t",
-                '\\' => text += "\\\\",
-                _ if is_unprintable(char) => text += &hex(char.to_string().as_bytes()),
-                _ => text.push(char),
+            if char == '\\' || is_unprintable(char) {
+                text += &char.to_string().as_bytes().escape_ascii().to_string();
+            } else {
+                text.push(char);
             }
         }
-        text += &hex(chunk.invalid());
+        text += &chunk.invalid().escape_ascii().to_string();
     }
     text
 }
@@ -175,22 +166,9 @@ pub fn span(secs: u64) -> String {
     format!("{number}{}", ["s", "m", "h", "d"][unit])
 }
 
-/// Returns a word with a capital letter.
-pub fn capitalized(word: &str) -> String {
-    format!("{}{}", word[..1].to_uppercase(), &word[1..])
-}
-
 /// Returns `text` as a string of JSON.
 pub fn json_string(text: &str) -> String {
     format!("\"{}\"", JsonText(text))
-}
-
-/// Returns the key and the value of a body in JSON, as `--dump` prints them.
-pub fn json_body(body: &[u8]) -> (String, String) {
-    match str::from_utf8(body) {
-        Ok(text) => ("body".into(), json_string(text)),
-        Err(_) => ("body_base64".into(), format!("\"{}\"", STANDARD.encode(body))),
-    }
 }
 
 #[cfg(test)]

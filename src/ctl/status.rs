@@ -1,82 +1,50 @@
 //! `status`, `check`, `top` and `tubes`: all tubes at once.
 
 use super::conn::Fields;
-use super::look::{self, Tube};
+use super::look::{self, TIME_TO_DELETE, Tube};
 use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
-use super::{Ctl, Flags, args, complain, print, print_with, usage_error};
+use super::{Ctl, Flags, Result, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::text::CountOf;
-use crate::engine::time::Nanos;
-use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// The rule that needs two looks: in one, it is not known whether a job was deleted in the last 5 s.
-const STUCK: &str = "stuck";
-const TIME_TO_DELETE: Nanos = Nanos::from_secs(5);
-
-/// All tubes at one time.
-#[derive(Default)]
-struct Look {
-    at: Nanos,
-    /// Those that need attention first, then by name.
-    rows: Vec<Row>,
-}
-
-/// A tube with its problems, the worst first.
-struct Row {
-    tube: Tube,
-    problems: Vec<Problem>,
-    /// Jobs put and jobs deleted per second since the last look, if there was one.
-    rates: [Option<f64>; 2],
-    /// The time of the last look that saw a delete.
-    deleted_at: Option<Nanos>,
-}
-
-impl Look {
-    /// Looks at all tubes. What happened since is known from the look before.
-    fn after(before: &Look, ctl: &mut Ctl) -> Result<Look, Failure> {
-        let at = clock::monotonic();
-        let old: HashMap<&str, &Row> =
-            before.rows.iter().map(|row| (row.tube.name.as_str(), row)).collect();
-        let row = |tube: Tube| {
-            let old = old.get(tube.name.as_str());
-            #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
-            let rate = |key: &str| {
-                let count = tube.stats.number(key).saturating_sub(old?.tube.stats.number(key));
-                Some(count as f64 * 1e9 / at.since(before.at).as_nanos().max(1) as f64)
-            };
-            let rates = ["total-jobs", "cmd-delete"].map(rate);
-            let has_deleted = rates[1].is_some_and(|rate| rate > 0.0);
-            let deleted_at =
-                if has_deleted { Some(at) } else { old.and_then(|old| old.deleted_at) };
-            let has_recent_delete = deleted_at.is_some_and(|then| at.since(then) < TIME_TO_DELETE);
-            let problems = tube.problems(has_recent_delete);
-            Row { tube, problems, rates, deleted_at }
+/// Looks at all tubes: those that need attention first, then by name. What happened since is known from the look
+/// before.
+fn look_again(ctl: &mut Ctl, before: &[Tube]) -> Result<Vec<Tube>> {
+    let now = clock::monotonic();
+    let before: HashMap<&str, &Tube> = before.iter().map(|tube| (&*tube.name, tube)).collect();
+    let mut tubes = look::all_tubes_and_waits(&mut ctl.conn)?;
+    for tube in &mut tubes {
+        tube.seen_at = now;
+        let Some(before) = before.get(&*tube.name) else { continue };
+        let nanos = now.since(before.seen_at).as_nanos().max(1);
+        #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
+        let rate = |key: &str| {
+            let count = tube.stats.number(key).saturating_sub(before.stats.number(key));
+            Some(count as f64 * 1e9 / nanos as f64)
         };
-        let mut rows: Vec<Row> =
-            look::all_tubes_and_waits(&mut ctl.conn)?.into_iter().map(row).collect();
-        rows.sort_by_key(|row| Reverse(row.problems.first().map(|problem| problem.level)));
-        Ok(Look { at, rows })
+        tube.rates = ["total-jobs", "cmd-delete"].map(rate);
+        let has_deleted = tube.rates[1] > Some(0.0);
+        tube.deleted_at = if has_deleted { Some(now) } else { before.deleted_at };
     }
+    tubes.sort_by_cached_key(|tube| Reverse(tube.problems().first().map(|problem| problem.level)));
+    Ok(tubes)
 }
 
-fn is_stuck(rows: &[Row]) -> bool {
-    rows.iter().any(|row| row.problems.iter().any(|problem| problem.rule == STUCK))
-}
-
-/// Prints the first rows, with rates in `top`.
-fn show(ctl: &Ctl, rows: &[Row], most: usize, is_top: bool) -> Result<(), Failure> {
+/// Prints the first tubes, with rates in `top`.
+fn show(ctl: &Ctl, tubes: &[Tube], most: usize, is_top: bool) -> Result {
     let rates = if is_top { "in>IN/S out>OUT/S " } else { "" };
     let columns = format!(
         "tube~TUBE ready>READY held>HELD delayed>DELAY buried>BURIED oldest:OLDEST \
          workers>WORKERS idle>IDLE {rates}note.NOTE"
     );
     let mut listing = Listing::new(ctl.is_json, &columns);
-    for Row { tube, problems, rates, .. } in rows.iter().take(most) {
+    for tube in tubes.iter().take(most) {
+        let problems = tube.problems();
         let of_worst = |text: fn(&Problem) -> &str| {
             problems.first().map_or("null".into(), |worst| json_string(text(worst)))
         };
@@ -93,14 +61,14 @@ fn show(ctl: &Ctl, rows: &[Row], most: usize, is_top: bool) -> Result<(), Failur
             ("workers", tube.watching().to_string()),
             ("idle", tube.stats.number("current-waiting").to_string()),
         ]);
-        let mut texts = vec![("note", note(tube, problems))];
+        let mut texts = vec![("note", note(tube, &problems))];
         if tube.jobs("ready") == 0 {
             texts.push(("oldest", "-".into()));
         }
-        for (key, rate) in ["in", "out"].into_iter().zip(rates).filter(|_| is_top) {
+        for (key, rate) in ["in", "out"].into_iter().zip(tube.rates).filter(|_| is_top) {
             let rate = rate.map(|rate| format!("{rate:.1}"));
             texts.push((key, rate.clone().unwrap_or("-".into())));
-            row.0.push((key.into(), rate.unwrap_or("null".into())));
+            row.push(key, rate.unwrap_or("null".into()));
         }
         listing.add(&row, &texts)?;
     }
@@ -116,74 +84,77 @@ fn note(tube: &Tube, problems: &[Problem]) -> String {
     notes.join(", ")
 }
 
+/// Returns whether a tube has the problem for which two looks are needed.
+fn has_stuck(tubes: &[Tube]) -> bool {
+    tubes.iter().flat_map(Tube::problems).any(|problem| problem.rule == "stuck")
+}
+
 /// `status`
-pub fn status(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
-    let Look { rows, .. } = Look::after(&Look::default(), ctl)?;
-    show(ctl, &rows, usize::MAX, false)?;
+pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
+    let tubes = look_again(ctl, &[])?;
+    show(ctl, &tubes, usize::MAX, false)?;
     for problem in server_problems(ctl)? {
-        complain(&format!("{}: {}", problem.level.name(), problem.text));
+        complain(format_args!("{}: {}", problem.level.name(), problem.text));
     }
-    if is_stuck(&rows) {
+    if has_stuck(&tubes) {
         complain("'stuck' assumes that no job was deleted in the last 5 s; 'check' looks twice");
     }
     Ok(())
 }
 
 /// `check`
-pub fn check(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
-    let unknown = |failure: Failure| (3, "UNKNOWN", failure.message);
-    let (exit_code, word, text) = verdict(ctl).unwrap_or_else(unknown);
+pub fn check(ctl: &mut Ctl, _: &Flags) -> Result {
+    let (exit_code, text) = verdict(ctl).unwrap_or_else(|failure| (3, failure.message));
     ctl.work.exit_code = exit_code;
+    let word = ["OK", "WARNING", "CRITICAL", "UNKNOWN"][usize::from(exit_code)];
     let object = Fields::of([("state", json_string(word)), ("text", json_string(&text))]);
-    print(&ctl.either(object, format!("{word}: {text}")))
+    print(ctl.either(object, format!("{word}: {text}")))
 }
 
-/// Returns the exit code of a plugin of Nagios, its name, and the worst problem.
-fn verdict(ctl: &mut Ctl) -> Result<(u8, &'static str, String), Failure> {
-    let mut look = Look::after(&Look::default(), ctl)?;
-    if is_stuck(&look.rows) {
+/// Returns the exit code of a plugin of Nagios, and the worst problem.
+fn verdict(ctl: &mut Ctl) -> Result<(u8, String)> {
+    let mut tubes = look_again(ctl, &[])?;
+    if has_stuck(&tubes) {
         std::thread::sleep(Duration::from_nanos(TIME_TO_DELETE.as_nanos()));
-        look = Look::after(&look, ctl)?;
+        tubes = look_again(ctl, &tubes)?;
     }
-    let rows = look.rows;
     let of_server = server_problems(ctl)?.into_iter().map(|problem| ("server", problem));
-    let of_tubes = rows.iter().flat_map(|row| {
-        row.problems.iter().map(|problem| (row.tube.name.as_str(), problem.clone()))
-    });
-    let mut problems: Vec<(&str, Problem)> = of_server.chain(of_tubes).collect();
-    problems.retain(|(_, problem)| problem.level != Level::Notice);
-    problems.sort_by_key(|(_, problem)| Reverse(problem.level));
-    let Some((place, Problem { level, text, .. })) = problems.first() else {
-        let count = |state| rows.iter().map(|row| row.tube.jobs(state)).sum::<u64>();
-        let tubes = CountOf(rows.len() as u64, "tube");
-        let (ready, buried) = (count("ready"), count("buried"));
-        return Ok((0, "OK", format!("{tubes}, {ready} ready, {buried} buried")));
+    let of_tubes = tubes
+        .iter()
+        .flat_map(|tube| tube.problems().into_iter().map(|problem| (tube.name.as_str(), problem)));
+    let problems: Vec<(&str, Problem)> =
+        of_server.chain(of_tubes).filter(|(_, problem)| problem.level > Level::Notice).collect();
+    // Of several that are as bad, the first.
+    let worst = problems.iter().min_by_key(|(_, problem)| Reverse(problem.level));
+    let Some((place, Problem { level, text, .. })) = worst else {
+        let count = |state| tubes.iter().map(|tube| tube.jobs(state)).sum::<u64>();
+        let (tubes, ready) = (CountOf(tubes.len() as u64, "tube"), count("ready"));
+        return Ok((0, format!("{tubes}, {ready} ready, {} buried", count("buried"))));
     };
     let more = match problems.len() - 1 {
         0 => String::new(),
         more => format!("; {more} more"),
     };
-    let (exit_code, word) =
-        if *level == Level::Critical { (2, "CRITICAL") } else { (1, "WARNING") };
-    Ok((exit_code, word, format!("{place}: {text}{more}")))
+    // 1 is a warning, and 2 is critical.
+    Ok((*level as u8, format!("{place}: {text}{more}")))
 }
 
 /// `top`
-pub fn top(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
-    let secs =
-        args.words.first().map_or(Some(2), |word| args::seconds(word)).filter(|&secs| secs > 0);
+pub fn top(ctl: &mut Ctl, args: &Flags) -> Result {
+    let secs = args.words.first().map_or(Some(2), |word| args::seconds(word));
+    let secs = secs.filter(|&secs| secs > 0);
     let secs = secs.ok_or_else(|| usage_error("top: not a time, such as 2 or 10s"))?;
     ctl.begin("", "", 0);
-    let mut look = Look::default();
+    let mut tubes = Vec::new();
     loop {
-        look = Look::after(&look, ctl)?;
-        // A line for the header, one for the cursor, and the one that clears the screen.
-        let height =
-            terminal_size().filter(|_| !ctl.is_json).map(|(_, height)| height.saturating_sub(3));
-        if height.is_some() {
+        tubes = look_again(ctl, &tubes)?;
+        let mut height = usize::MAX;
+        if let Some((_, rows)) = terminal_size().filter(|_| !ctl.is_json) {
+            // A line for the header, one for the cursor, and the one that clears the screen.
+            height = rows.saturating_sub(3);
             print("\x1b[H\x1b[J")?;
         }
-        show(ctl, &look.rows, height.unwrap_or(usize::MAX), true)?;
+        show(ctl, &tubes, height, true)?;
         if ctl.work.wait(Duration::from_secs(secs.into())) {
             // Ctrl-C is its regular end.
             ctl.work = Work::default();
@@ -193,16 +164,15 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
 }
 
 /// `tubes`
-pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result<(), Failure> {
+pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result {
     let names = look::tube_names(&mut ctl.conn)?;
     let line = |name: String| ctl.either(Fields::of([("tube", json_string(&name))]), name);
     print_with(|out| names.into_iter().try_for_each(|name| writeln!(out, "{}", line(name))))
 }
 
 /// Returns the problems of the server that its protocol shows.
-fn server_problems(ctl: &mut Ctl) -> Result<Vec<Problem>, Failure> {
-    let stats = ctl.conn.ask("stats")?.document("stats")?.unwrap_or_default();
-    let is_draining = Fields::of_document(&stats).text("draining") == "true";
-    let facts = ServerFacts { is_draining, ..ServerFacts::default() };
+fn server_problems(ctl: &mut Ctl) -> Result<Vec<Problem>> {
+    let stats = ctl.conn.ask("stats")?.fields("stats")?.unwrap_or_default();
+    let facts = ServerFacts { is_draining: stats.text("draining") == "true", ..Default::default() };
     Ok(attention::of_server(&facts, None))
 }

@@ -1,13 +1,9 @@
-//! `put`, `export` and `import`: jobs that come into a tube, or leave it.
-//!
-//! A job that leaves is reserved, written, and deleted last: a crash in between leaves it in both places,
-//! and never in none.
+//! `put`, `move`, `export` and `import`: jobs that come into a tube, or leave it.
 
-use super::act::{count_blocked, give_back};
-use super::conn::{Fields, lacks};
-use super::look;
-use super::select::{NOT_HELD, Selection, Task};
-use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, args, complain, dump, print};
+use super::conn::{Conn, Fields, lacks};
+use super::look::{self, NOT_HELD};
+use super::work::Task;
+use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, Result, args, complain, dump, print};
 use super::{print_with, unwritten, usage_error};
 use crate::engine::text::{CountOf, name_prefix_len};
 use crate::flags;
@@ -23,18 +19,19 @@ pub const DEFAULT_TTR: u32 = 60;
 /// Jobs are exported together until their bodies have this many bytes: they are in memory meanwhile.
 const PIECE_MAX: u64 = 1 << 20;
 
+/// A job with its body.
+type Whole<'j> = (&'j Fields, Vec<u8>);
+
 /// `put`
-pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn put(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args::tube(&args.words[0])?;
     let pri = args.number("pri")?.unwrap_or(DEFAULT_PRI).into();
     let delay = args.time("delay")?.unwrap_or(0).into();
     let ttr = args.time("ttr")?.unwrap_or(DEFAULT_TTR).into();
     let mut tags = String::new();
     for (option, word, example) in [("key", "idp", 600), ("con", "con", 2)] {
-        let Some(key) = args.text(option) else { continue };
         let expected = format!("a key, such as order-17:{example} or order-17");
-        let bad = || usage_error(&format!("--{option} {key}: not {expected}"));
-        tags += &tag(word, &key).ok_or_else(bad)?;
+        tags += &args.value(option, &expected, |key| tag(word, key))?.unwrap_or_default();
     }
     let mut body = Vec::new();
     if let Some(word) = args.words.get(1) {
@@ -44,16 +41,17 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
     }
     if ctl.is_dry_run {
         let bytes = CountOf(body.len() as u64, "byte");
-        return ctl.would(&format!("put {bytes} into tube {tube}"));
+        return ctl.would(format_args!("put {bytes} into tube {tube}"));
     }
-    if !tags.is_empty() && !ctl.conn.has_keys()? {
+    if !tags.is_empty() && !ctl.conn.knows_keys()? {
         return Err(lacks("keys of jobs"));
     }
-    let (id, other) = ctl.conn.put(tube, [pri, delay, ttr], &tags, &body)?;
-    if let Some(state) = other {
-        complain(&format!("job {id} has this key already ({})", state.to_lowercase()));
+    let reply = ctl.conn.put(tube, [pri, delay, ttr], &tags, &body)?;
+    let (id, state) = (reply.word(1), reply.word(2).to_lowercase());
+    if !state.is_empty() {
+        complain(format_args!("job {id} has this key already ({state})"));
     }
-    print(&ctl.either(Fields::of([("id", id.clone())]), id))
+    print(ctl.either(Fields::of([("id", id.into())]), id.into()))
 }
 
 /// Returns the tag of a put with this word: a key, or a key, a colon and a number. The limit of `con` is at least
@@ -68,14 +66,48 @@ pub fn tag(word: &str, key: &str) -> Option<String> {
     is_valid.then(|| format!(" {word}:{key}"))
 }
 
+/// `move`
+pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
+    let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
+    let ids = args.ids(2)?;
+    let states: &[&str] = match args.state()? {
+        Some("reserved") => return Err(usage_error("move: held jobs stay with their workers")),
+        _ if from == to => return Err(usage_error("move: both tubes are the same")),
+        Some("ready") => &["ready"],
+        Some("delayed") => &["delayed"],
+        Some("any") => NOT_HELD,
+        None if !ids.is_empty() => NOT_HELD,
+        _ => &["buried"],
+    };
+    let limit = args.number("limit")?;
+    let tube = Some(look::tube(&mut ctl.conn, from)?);
+    let to_tube = format!(" to {to}");
+    let task =
+        Task { verb: "move", done: "moved", to: &to_tube, asks: true, tube, ids, states, limit };
+    let put = |conn: &mut Conn, jobs: &[Whole<'_>]| {
+        jobs.iter().try_for_each(|(job, body)| {
+            let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
+            let put = conn.put(to, numbers, "", body).map(|_| ());
+            put.map_err(|Failure { exit_code, message }| {
+                Failure::new(exit_code, format!("job {}: {message}", job.text("id")))
+            })
+        })
+    };
+    // One at a time, so that at most one is in both tubes.
+    task.run(ctl, |ctl, jobs| {
+        let twice = "now in both tubes, as its time to run has ended";
+        jobs.chunks(1).try_for_each(|job| take(ctl, job, twice, put))
+    })
+}
+
 /// `export`
-pub fn export(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
     let takes = args.has("take");
     let (verb, states): (_, &[&str]) =
         if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
-    let tube = look::tube(&mut ctl.conn, &args.words[0])?;
-    let task = Task { verb, done: "exported", to: "", asks: takes };
-    Selection::of_tube(tube, states).run(ctl, &task, |ctl, jobs| {
+    let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
+    let task = Task { verb, done: "exported", asks: takes, tube, states, ..Task::default() };
+    task.run(ctl, |ctl, jobs| {
         let mut bytes = 0;
         let mut pieces = jobs.chunk_by(|job, _| {
             bytes += job.number("bytes");
@@ -83,57 +115,106 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
             bytes *= u64::from(has_room);
             has_room
         });
-        pieces.try_for_each(|piece| export_jobs(ctl, piece, takes))
+        pieces.try_for_each(|piece| {
+            if takes {
+                let twice = "written and not deleted, as its TTR has ended";
+                return take(ctl, piece, twice, |_, jobs| print_jobs(jobs).and_then(|()| sync()));
+            }
+            let (found, _) = with_bodies(&mut ctl.conn, piece.iter().collect(), "peek")?;
+            ctl.work.add(found.len() as u64);
+            print_jobs(&found)
+        })
     })
 }
 
-/// Writes jobs to stdout. If it `takes` them, they are reserved before, and deleted once stdout is synced.
-fn export_jobs(ctl: &mut Ctl, jobs: &[Fields], takes: bool) -> Result<(), Failure> {
-    let Ctl { conn, work, .. } = ctl;
-    let word = if takes { "reserve-job" } else { "peek" };
-    let (mut lines, mut written, mut left) = (String::new(), Vec::new(), Vec::<Fields>::new());
-    let replies = conn.ask_each(jobs, |job| format!("{word} {}", job.text("id")))?;
-    for (job, reply) in jobs.iter().zip(replies) {
-        match reply.content(word)? {
-            Some(body) => {
-                lines += &(dump::line(job, &body, clock::time_of_day().as_nanos()) + "\n");
-                written.push(job);
+/// Takes jobs out of their tube: they are reserved, saved, and deleted last. A crash in between leaves them in
+/// both places, and never in none. Those that cannot be saved return to the state that they had. `twice` is said
+/// of a job that cannot be deleted.
+fn take(
+    Ctl { conn, work, .. }: &mut Ctl,
+    jobs: &[Fields],
+    twice: &str,
+    save: impl Fn(&mut Conn, &[Whole<'_>]) -> Result,
+) -> Result {
+    let mut left = jobs.iter().collect();
+    while !work.is_stopped() {
+        let (taken, blocked) = with_bodies(conn, left, "reserve-job")?;
+        if taken.is_empty() {
+            // Those that are gone since they were found are not.
+            let ids: Vec<u64> = blocked.iter().map(|job| job.number("id")).collect();
+            let is_ready = |job: &&Fields| job.text("state") == "ready";
+            work.blocked +=
+                look::jobs(conn, &ids)?.iter().flatten().filter(is_ready).count() as u64;
+            break;
+        }
+        if let Err(failure) = save(conn, &taken) {
+            let _ = taken.iter().try_for_each(|(job, _)| give_back(conn, job));
+            return Err(failure);
+        }
+        let replies = conn.ask_each(&taken, |(job, _)| format!("delete {}", job.text("id")))?;
+        for ((job, _), reply) in taken.iter().zip(replies) {
+            match reply.line == "DELETED" {
+                true => work.add(1),
+                false => work.fail(format_args!("job {}: {twice}", job.text("id"))),
             }
-            None => left.push(job.clone()),
+        }
+        // The jobs that are gone no longer block others with their `con:` key.
+        left = blocked;
+    }
+    Ok(())
+}
+
+/// Returns those of these jobs whose bodies a command gets, and the others.
+fn with_bodies<'j>(
+    conn: &mut Conn,
+    jobs: Vec<&'j Fields>,
+    command: &str,
+) -> Result<(Vec<Whole<'j>>, Vec<&'j Fields>)> {
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    let replies = conn.ask_each(&jobs, |job| format!("{command} {}", job.text("id")))?;
+    for (job, reply) in jobs.into_iter().zip(replies) {
+        match reply.content(command)? {
+            Some(body) => found.push((job, body)),
+            None => others.push(job),
         }
     }
-    let saved = print_with(|out| out.write_all(lines.as_bytes()));
-    if !takes {
-        work.add(written.len() as u64);
-        return saved;
-    }
-    let saved = saved.and_then(|()| match rustix::fs::fsync(io::stdout()) {
-        // It is no file.
+    Ok((found, others))
+}
+
+/// Returns a reserved job to the state that it had.
+fn give_back(conn: &mut Conn, job: &Fields) -> Result {
+    let (id, pri) = (job.number("id"), job.number("pri"));
+    let request = match job.text("state") {
+        "buried" => format!("bury {id} {pri}"),
+        _ => format!("release {id} {pri} {}", delay_left(job)),
+    };
+    conn.ask(&request).map(|_| ())
+}
+
+/// Returns the rest of the delay of a job, in seconds: at least 1 while it is delayed.
+fn delay_left(job: &Fields) -> u64 {
+    if job.text("state") == "delayed" { job.number("time-left").max(1) } else { 0 }
+}
+
+/// Writes jobs to stdout.
+fn print_jobs(jobs: &[Whole<'_>]) -> Result {
+    let now = clock::time_of_day().as_nanos();
+    print_with(|out| {
+        jobs.iter().try_for_each(|(job, body)| writeln!(out, "{}", dump::line(job, body, now)))
+    })
+}
+
+/// Waits until stdout is on disk, if it is a file.
+fn sync() -> Result {
+    match rustix::fs::fsync(io::stdout()) {
+        // It is none.
         Err(Errno::INVAL | Errno::ROFS | Errno::OPNOTSUPP) => Ok(()),
         synced => synced.map_err(|error| unwritten(&error.into())),
-    });
-    if saved.is_err() {
-        written.iter().try_for_each(|job| give_back(conn, job))?;
-        return saved;
-    }
-    let replies = conn.ask_each(&written, |job| format!("delete {}", job.text("id")))?;
-    for (job, reply) in written.iter().zip(replies) {
-        let id = job.text("id");
-        match reply.line == "DELETED" {
-            true => work.add(1),
-            false => work.fail(&format!("job {id}: written and not deleted, as its TTR has ended")),
-        }
-    }
-    match written[..] {
-        _ if left.is_empty() => Ok(()),
-        [] => count_blocked(conn, work, &left),
-        // The jobs that were written no longer block others with their `con:` key.
-        [_, ..] => export_jobs(ctl, &left, takes),
     }
 }
 
 /// `import`
-pub fn import(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
+pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
     ctl.begin("import", "imported", 0);
@@ -153,29 +234,30 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result<(), Failure> {
 }
 
 /// Puts the job of a line.
-fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result<(), Failure> {
-    let bad = |message: &str| Failure::new(EXIT_USAGE, message);
-    let line = str::from_utf8(line).map_err(|_| bad("not UTF-8"))?;
+fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result {
+    let bad = |message: String| Failure::new(EXIT_USAGE, message);
+    let line = str::from_utf8(line).map_err(|_| bad("not UTF-8".into()))?;
     if line.trim().is_empty() {
         return Ok(());
     }
-    let job =
-        dump::parse(line, clock::time_of_day().as_nanos()).map_err(|message| bad(&message))?;
-    let tube = tube.or(job.tube.as_deref()).ok_or_else(|| bad("no tube, and no --tube"))?;
+    let job = dump::parse(line, clock::time_of_day().as_nanos()).map_err(bad)?;
+    let tube = tube.or(job.tube.as_deref());
+    let tube = tube.ok_or_else(|| bad("no tube, and no --tube".into()))?;
     let Ctl { conn, work, .. } = ctl;
     if ctl.is_dry_run {
         work.add(1);
         return Ok(());
     }
     let mut tags = job.tags;
-    if !tags.is_empty() && !conn.has_keys()? {
+    if !tags.is_empty() && !conn.knows_keys()? {
         work.fail("this server has no keys of jobs: a job is put without its key");
         tags.clear();
     }
     let numbers = [job.pri, job.delay, job.ttr].map(u64::from);
-    match conn.put(tube, numbers, &tags, &job.body)? {
-        (id, Some(_)) => work.fail(&format!("not put: job {id} has its key")),
-        (_, None) => work.add(1),
+    let reply = conn.put(tube, numbers, &tags, &job.body)?;
+    match reply.word(2) {
+        "" => work.add(1),
+        _ => work.fail(format_args!("not put: job {} has its key", reply.word(1))),
     }
     Ok(())
 }

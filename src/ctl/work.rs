@@ -1,13 +1,15 @@
-//! Work on many jobs: the question before it, its progress, Ctrl-C, and the line at its end. It must not
-//! know what the work is.
+//! Work on many jobs: which ones, the question before it, its progress, Ctrl-C, and the line at its end. It must
+//! not know what is done with a job.
 
-use super::conn::Fields;
+use super::conn::{Fields, WINDOW};
+use super::look::{self, Pages, Tube};
 use super::print::json_string;
-use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, complain, print};
+use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Result, complain, print};
 use crate::engine::text::{CountOf, Grouped};
 use crate::os::failure::Failure;
 use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
@@ -28,17 +30,127 @@ pub struct Work {
     pub exit_code: u8,
 }
 
+/// What is done with which jobs: those with some ids, or those of a tube.
+#[derive(Default)]
+pub struct Task<'t> {
+    /// `retry`, and `retried` in the last line.
+    pub verb: &'static str,
+    pub done: &'static str,
+    /// What follows the number of jobs and their tube in a question or a dry run.
+    pub to: &'t str,
+    /// Whether it asks before it begins.
+    pub asks: bool,
+    /// The tube; `None` if only ids select the jobs.
+    pub tube: Option<Tube>,
+    /// The ids; without one, all jobs of the tube in these states are selected.
+    pub ids: Vec<u64>,
+    pub states: &'static [&'static str],
+    /// At most this many jobs.
+    pub limit: Option<u64>,
+}
+
+impl Task<'_> {
+    /// Returns the number of jobs that it still has to do at most.
+    fn left(&self, ctl: &Ctl) -> u64 {
+        self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(ctl.work.done))
+    }
+
+    /// Asks, and begins the work. A dry run on a tube prints the number of jobs and has no work. Returns whether
+    /// there is work.
+    pub fn begin(&self, ctl: &mut Ctl) -> Result<bool> {
+        let Task { verb, done, to, tube, ids, .. } = self;
+        let in_states = |tube: &Tube| self.states.iter().map(|state| tube.jobs(state)).sum();
+        let of_tube = tube.as_ref().map_or(String::new(), |tube| format!(" of tube {}", tube.name));
+        let searched = tube.as_ref().filter(|_| ids.is_empty());
+        let total = searched.map_or(ids.len() as u64, in_states).min(self.left(ctl));
+        let what = format!("{}{of_tube}{to}", CountOf(total, "job"));
+        if ctl.is_dry_run && self.ids.is_empty() {
+            return ctl.would(format_args!("{verb} {what}")).map(|()| false);
+        }
+        if self.asks {
+            ctl.confirm(verb, &what)?;
+        }
+        ctl.begin(verb, done, total);
+        Ok(true)
+    }
+
+    /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped. In a dry
+    /// run they are only counted.
+    pub fn each(
+        &self,
+        ctl: &mut Ctl,
+        mut act: impl FnMut(&mut Ctl, &[Fields]) -> Result,
+    ) -> Result {
+        for window in self.ids.chunks(WINDOW) {
+            let jobs = self.named(ctl, window)?;
+            if ctl.is_dry_run {
+                ctl.work.add(jobs.len() as u64);
+                continue;
+            }
+            let settled = |ctl: &Ctl| ctl.work.done + ctl.work.blocked;
+            let before = settled(ctl);
+            act(ctl, &jobs)?;
+            if ctl.work.is_stopped() {
+                return Ok(());
+            }
+            if settled(ctl) - before < jobs.len() as u64 {
+                ctl.work.fail(
+                    "some of these jobs are gone, or held by a worker, since they were found",
+                );
+            }
+        }
+        let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
+        for state in self.states {
+            // Jobs that are put meanwhile are left out.
+            let left = self.left(ctl).min(tube.jobs(state));
+            let mut pages = Pages { tube: &tube.name, state, after: 0, left };
+            while !ctl.work.is_stopped()
+                && let jobs @ [_, ..] = &pages.next(&mut ctl.conn)?[..]
+            {
+                act(ctl, jobs)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins, and does all work.
+    pub fn run(&self, ctl: &mut Ctl, act: impl FnMut(&mut Ctl, &[Fields]) -> Result) -> Result {
+        if self.begin(ctl)? { self.each(ctl, act) } else { Ok(()) }
+    }
+
+    /// Returns the statistics of the jobs with these ids. Those that are gone, or in another tube or state,
+    /// are reported.
+    fn named(&self, ctl: &mut Ctl, ids: &[u64]) -> Result<Vec<Fields>> {
+        let mut jobs = Vec::new();
+        for (id, job) in ids.iter().zip(look::jobs(&mut ctl.conn, ids)?) {
+            let is_here =
+                |job: &Fields| self.tube.as_ref().is_none_or(|tube| tube.name == job.text("tube"));
+            match job.filter(is_here) {
+                None => ctl.work.fail(format_args!("job {id}: not found")),
+                Some(job) if !self.states.contains(&job.text("state")) => {
+                    let (own, states) = (job.text("state"), self.states.join(" or "));
+                    ctl.work.fail(format_args!("job {id}: {own}, not {states}"));
+                }
+                Some(job) if (jobs.len() as u64) < self.left(ctl) => jobs.push(job),
+                Some(_) => {}
+            }
+        }
+        Ok(jobs)
+    }
+}
+
 impl Ctl {
     /// Asks before work that destroys. Without a terminal, `--yes` is needed.
-    pub fn confirm(&self, question: &str) -> Result<(), Failure> {
-        if self.is_confirmed {
+    pub fn confirm(&self, verb: &str, what: &str) -> Result {
+        if self.is_confirmed || self.is_dry_run {
             return Ok(());
         }
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             let message = "needs --yes without a terminal; nothing was changed";
             return Err(Failure::new(EXIT_USAGE, message));
         }
-        let _ = write!(io::stderr(), "{question} [y/N] ");
+        let (first, rest) = verb.split_at(1);
+        let _ = write!(io::stderr(), "{}{rest} {what}? [y/N] ", first.to_uppercase());
         let mut answer = String::new();
         let _ = io::stdin().read_line(&mut answer);
         let is_yes = ["y", "Y", "yes"].contains(&answer.trim());
@@ -51,9 +163,9 @@ impl Ctl {
     }
 
     /// Prints what a dry run would do.
-    pub fn would(&self, what: &str) -> Result<(), Failure> {
-        let object = Fields::of([("would", json_string(what))]);
-        print(&self.either(object, format!("would {what}")))
+    pub fn would(&self, what: impl Display) -> Result {
+        let object = Fields::of([("would", json_string(&what.to_string()))]);
+        print(self.either(object, format!("would {what}")))
     }
 
     /// Begins the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
@@ -64,28 +176,37 @@ impl Ctl {
         self.work = Work { line, total, signals: Signals::take().ok(), ..Work::default() };
     }
 
+    /// Sends a request about each of these, and counts those that are `done`. What is gone needs none.
+    pub fn request<T>(&mut self, of: &[T], request: impl Fn(&T) -> String, done: &str) -> Result {
+        for reply in self.conn.ask_each(of, request)? {
+            if reply.word(0) != "NOT_FOUND" {
+                reply.expect(done).map(|_| self.work.add(1))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Prints what was done, and returns the exit code. `ended` may have a failure that ended the work
     /// early.
-    pub fn end(mut self, ended: Result<(), Failure>) -> Result<u8, Failure> {
+    pub fn end(mut self, ended: Result) -> Result<u8> {
         let Work { line, done, .. } = &self.work;
         self.work.show("");
-        let object = Fields::of([(&**line, done.to_string())]);
-        let text = self.either(object, format!("{line} {done}"));
+        let text = self.either(Fields::of([(line, done.to_string())]), format!("{line} {done}"));
         let printed = match &**line {
             "" => Ok(()),
             // Stdout has the jobs.
             "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
-            _ => print(&text),
+            _ => print(text),
         };
         if self.work.blocked > 0 {
             let stay = if self.work.blocked == 1 { "stays" } else { "stay" };
             let blocked = CountOf(self.work.blocked, "job");
-            self.work.fail(&format!("{blocked} {stay}: others with their con: key are reserved"));
+            let message = format!("{blocked} {stay}: others with their con: key are reserved");
+            self.work.fail(message);
         }
         ended.and(printed)?;
         if self.work.is_stopped() {
-            complain("interrupted");
-            self.work.exit_code = EXIT_PARTLY;
+            self.work.fail("interrupted");
         }
         Ok(self.work.exit_code)
     }
@@ -110,7 +231,7 @@ impl Work {
     }
 
     /// Reports what was not found or not done.
-    pub fn fail(&mut self, message: &str) {
+    pub fn fail(&mut self, message: impl Display) {
         self.exit_code = EXIT_PARTLY;
         self.show("");
         complain(message);
