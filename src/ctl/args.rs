@@ -5,7 +5,7 @@ use super::look::STATES;
 use super::work::Work;
 use super::{COMMANDS, Ctl, EXIT_USAGE, Result, Run, print};
 use crate::engine::text::is_tube_name;
-use crate::flags::{self, Flags, UsageError, number};
+use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::os::failure::Failure;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -162,12 +162,13 @@ pub fn id(text: &str) -> Result<u64> {
     id.ok_or_else(|| usage_error(format_args!("{text}: not the id of a job")))
 }
 
-/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`.
+/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. A time is at most as long as the protocol can say.
 pub fn seconds(text: &str) -> Option<u32> {
     let units = [('s', 1), ('m', 60), ('h', 3600)];
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
-    let (text, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
-    number::<u32>(text)?.checked_mul(secs)
+    let (digits, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
+    let is_time = !digits.is_empty() && is_digits(digits);
+    is_time.then(|| number(digits).unwrap_or(u32::MAX).saturating_mul(secs))
 }
 
 #[cfg(test)]
@@ -186,8 +187,9 @@ mod tests {
             ("m", None),
             ("+1", None),
             ("1d", None),
-            ("2000000h", None),
-            ("4294967296", None),
+            ("2000000h", Some(u32::MAX)),
+            ("4294967296", Some(u32::MAX)),
+            ("99999999999999999999", Some(u32::MAX)),
         ];
         for (text, secs) in times {
             assert_eq!(seconds(text), secs, "{text}");
