@@ -266,7 +266,7 @@ impl WantedBodies {
             // One that is too large for it waits until half of it is free.
             ReplyClass::Large => {
                 let most = most / 4 * 3;
-                s.reads.large.is_none() && granted + self.cold_bytes.min(most / 2) <= most
+                granted + self.cold_bytes.min(most / 2) <= most
             }
         };
         fits || granted == 0

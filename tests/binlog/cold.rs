@@ -316,6 +316,22 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     assert!(!server.is_closed(slow) && server.is_closed(clients[1]));
 }
 
+/// Their replies have memory one after the other.
+#[test]
+fn many_clients_that_take_nothing_keep_no_worker_from_its_job() {
+    let mut server = start();
+    let id = server.put_of(LEN);
+    for _ in 0..100 {
+        let (unread, client) = (server.put_of(LEN), server.connect());
+        server.set_room(client, Some(0));
+        server.receive(client, format!("peek {unread}\r\n"));
+    }
+    let [worker] = server.clients();
+    assert_eq!(server.send(worker, format!("reserve-job {id}\r\n")), "");
+    (0..40).for_each(|_| server.advance(Nanos::from_secs(1)));
+    assert!(server.take_text(worker) == reserved(id, LEN));
+}
+
 /// The bodies of such a reply are copied to its text.
 #[test]
 fn unread_batches_of_small_bodies_take_bounded_memory() {

@@ -25,9 +25,11 @@ use std::rc::Rc;
 const WORK_PER_READ: usize = 8;
 /// The time until reads are tried again after one had too little memory.
 const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
-/// A reply that has waited for this time is refused when the system has no memory for it. A client that has
-/// taken nothing for this time is disconnected when its memory is wanted.
+/// A reply that has waited for this time is refused when the system has no memory for it. From then on clients that
+/// take nothing are disconnected when their memory is wanted.
 const PATIENCE: Nanos = Nanos::from_secs(10);
+/// The time between two looks for such clients.
+const LOOK_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl<S> Server<S> {
     /// Returns when a reply can be started or tried again, or what was read can be freed.
@@ -56,29 +58,24 @@ impl<S> Server<S> {
         self.close_stalled();
     }
 
-    /// Closes connections that have taken nothing of a reply for 10 s while others wait for its memory:
-    /// otherwise clients that never read could keep all workers from their jobs.
+    /// Closes connections that take nothing of a reply while others wait for its memory: otherwise clients that never
+    /// read could keep all workers from their jobs. There may be more of them than memory, so after 10 s of waiting
+    /// each has a second.
     fn close_stalled(&mut self) {
-        let now = self.store.queue.now;
-        let reads = &mut self.store.reads;
-        let is_short = |class: ReplyClass| {
-            !reads.waiting[class as usize].is_empty()
-                && reads.retry_at.is_none()
-                && (class == ReplyClass::Small || reads.large.is_none())
-        };
-        if !ReplyClass::ALL.into_iter().any(is_short) {
+        let Store { queue, reads, .. } = &mut self.store;
+        let now = queue.now;
+        let fronts = ReplyClass::ALL.map(|class| reads.waiting[class as usize].front().copied());
+        if fronts == [None; 2] || reads.retry_at.is_some() {
             reads.stalled_at = None;
         } else if reads.stalled_at.is_none_or(|at| at <= now) {
-            let is_first = reads.stalled_at.replace(now + PATIENCE).is_none();
-            let fronts =
-                ReplyClass::ALL.map(|class| reads.waiting[class as usize].front().copied());
-            let takes_text = fronts
-                .into_iter()
-                .flatten()
-                .any(|key| self.wanted(key).is_crowded_out(&self.store));
+            let is_first = reads.stalled_at.is_none();
+            reads.stalled_at = Some(now + if is_first { PATIENCE } else { LOOK_PAUSE });
+            let waiting = || fronts.into_iter().flatten().map(|key| self.wanted(key));
+            let is_short = waiting().any(|wanted| !wanted.fits(&self.store));
+            let takes_text = waiting().any(|wanted| wanted.is_crowded_out(&self.store));
             for index in 0..self.links.numbers_end() {
                 self.with(ConnKey::from_index(index), |c, s| {
-                    if c.is_stalled(takes_text) && !is_first {
+                    if c.is_stalled(takes_text) && is_short && !is_first {
                         debug!("connection {index}: its reply is unread, and its memory wanted");
                         c.fail(s);
                     }
@@ -126,9 +123,10 @@ impl<S> Server<S> {
 
     /// Returns the next connection of this class if there is memory for its reply.
     fn next_to_start(&self, class: ReplyClass) -> Option<ConnKey> {
-        let key = *self.store.reads.waiting[class as usize].front()?;
-        let may_start = self.store.reads.retry_at.is_none();
-        (may_start && self.wanted(key).fits(&self.store)).then_some(key)
+        let reads = &self.store.reads;
+        let key = *reads.waiting[class as usize].front()?;
+        let has_turn = class == ReplyClass::Small || reads.large.is_none_or(|large| large == key);
+        (reads.retry_at.is_none() && has_turn && self.wanted(key).fits(&self.store)).then_some(key)
     }
 
     // ---- Reads ----
