@@ -7,6 +7,7 @@ use super::failure::{EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
 use super::sys::files;
 use crate::engine::binlog::disk::{Disk, FileNumber, LAST_NUMBER};
 use crate::engine::binlog::error::BinlogError;
+use crate::engine::binlog::files::LONGEST_FILE;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -86,6 +87,8 @@ impl Directory {
     pub fn lock(path: &Path) -> Result<Directory, Failure> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
+        // Opening a pipe waits for a reader.
+        options.custom_flags(libc::O_NONBLOCK);
         let opened = options.open(path.join("lock"));
         let locked = opened.and_then(|lock| Ok((files::lock_file(&lock)?, lock)));
         let (is_locked, lock) = locked.map_err(cannot("lock the file lock", path))?;
@@ -219,8 +222,8 @@ impl Disk for Directory {
 
     fn size(&mut self, number: FileNumber) -> io::Result<u64> {
         let metadata = fs::metadata(self.path_of(number))?;
-        if !metadata.is_file() {
-            return Err(io::Error::other("not a regular file"));
+        if !metadata.is_file() || metadata.len() > LONGEST_FILE {
+            return Err(io::Error::other("not a regular file of at most 4 GiB"));
         }
         Ok(metadata.len())
     }

@@ -5,7 +5,8 @@ use crate::faults::{start_traced, start_with_fault};
 use crate::harness::cannot_test;
 use crate::harness::process::{BEANSTALKD, command, path_text, run, text};
 use crate::serve;
-use std::fs::{create_dir, set_permissions, write};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::fs::{File, create_dir, remove_file, set_permissions, write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -105,6 +106,23 @@ fn a_directory_of_another_server() {
     client.expect_service();
     let parts = ["another process keeps its binlog there; stop it, or choose another directory"];
     assert_output(&run(&flags), 10, false, &parts);
+}
+
+/// Reading it, or opening it, would not end.
+#[test]
+fn a_binlog_that_is_no_file_of_a_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let file = directory.path().join("binlog.1");
+    File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    let cause = "cannot read binlog.1: not a regular file of at most 4 GiB";
+    assert_output(&run(&[&PORT[..], &flags].concat()), 1, true, &[flags[1], cause]);
+    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+    let lock = directory.path().join("lock");
+    remove_file(&lock).unwrap();
+    mknodat(CWD, &lock, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let cause = "cannot lock the file lock";
+    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &[flags[1], cause]);
 }
 
 #[test]

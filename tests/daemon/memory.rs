@@ -263,9 +263,10 @@ fn large_cold_bodies_that_are_read_at_once_take_bounded_memory() {
     cold.assert_is_within_memory();
 }
 
-/// Another client holds the memory for large replies, and does not read.
+/// Another client holds the memory for large replies, and does not read. The puts behind the reserve are complete.
 #[test]
 fn a_job_is_ready_again_when_its_worker_that_waits_for_memory_is_reset() {
+    const BEHIND: usize = 2_000;
     let mut cold = Cold::start();
     let mut idle = cold.connect_many(2);
     let Cold { first, address, .. } = &mut cold;
@@ -278,8 +279,10 @@ fn a_job_is_ready_again_when_its_worker_that_waits_for_memory_is_reset() {
     let mut worker = Client::connect(*address);
     worker.send("reserve\r\n");
     wait_until("the worker waits", || first.stat("current-jobs-reserved") == 1);
+    worker.send([PUT, "reserve-job 2\r\n"].concat().repeat(BEHIND));
     worker.reset();
-    wait_until("the job is ready again", || first.stat("current-jobs-ready") == 3);
+    wait_until("the connection is closed", || first.stat("current-connections") == 3);
+    assert_eq!(first.stat("current-jobs-ready"), 3 + BEHIND as u64);
     assert_eq!(first.ask("stats-job 1\r\n").value("reserves"), Some(0));
     assert_eq!(idle[0].reply().body.len(), 9_900_000);
 }

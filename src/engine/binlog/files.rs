@@ -107,8 +107,7 @@ pub struct File {
 /// The entry of a live job, or of a kept key, in 20 bytes.
 pub struct Entry {
     file: NonZero<FileNumber>,
-    /// The offset of its full record in that file in bytes. Only a file of C beanstalkd can be so long that it
-    /// has a record at [`FAR_OFFSET`] or behind it. That of a kept key is not used.
+    /// The offset of its full record in that file in bytes. That of a kept key is not used.
     pub offset: u32,
     /// The length in bytes of its full record with the record of its key, or of the kept key; [`KEEPS_KEY`]
     /// is its highest bit.
@@ -121,13 +120,13 @@ const KEEPS_KEY: u32 = 1 << 31;
 
 const _: () = assert!(size_of::<Option<Entry>>() == 20, "a slot for an entry has 20 bytes");
 
-/// Stands for every offset from this one on: an entry has 32 bits for it.
-pub const FAR_OFFSET: u32 = u32::MAX;
+/// The longest file in bytes: an entry has 32 bits for an offset. C beanstalkd writes no file of 2 GiB.
+pub const LONGEST_FILE: u64 = 1 << 32;
 
 impl Entry {
     fn new((file, offset): (FileNumber, u64), len: u64, is_keeping: bool) -> Entry {
         let file = NonZero::new(file).expect("files are numbered from 1");
-        let offset = u32::try_from(offset).unwrap_or(FAR_OFFSET);
+        let offset = u32::try_from(offset).expect("no file is longer than 4 GiB");
         let len = u32::try_from(len).ok().filter(|len| len & KEEPS_KEY == 0);
         let len = len.expect("a body has at most 2^30 bytes");
         let len = len | if is_keeping { KEEPS_KEY } else { 0 };

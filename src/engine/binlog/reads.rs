@@ -6,7 +6,6 @@
 
 use super::Binlog;
 use super::disk::FileNumber;
-use super::files::FAR_OFFSET;
 use super::record::{self, Layout};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner};
@@ -50,22 +49,14 @@ impl RecordRead {
 }
 
 impl Binlog {
-    /// Returns the full record of a job, or `None` if it is too far from the start of its file. The body has
-    /// `body_len` bytes with the CR LF.
-    pub fn record_of(&self, key: JobKey, id: u64, tube: &str, body_len: u32) -> Option<RecordRead> {
-        if !self.has_place(key) {
-            return None;
-        }
+    /// Returns the full record of a job. The body has `body_len` bytes with the CR LF.
+    pub fn record_of(&self, key: JobKey, id: u64, tube: &str, body_len: u32) -> RecordRead {
         let entry = self.files.entry(Owner::Job(key));
         let (file, offset) = (entry.file(), entry.offset);
-        let layout = self.files.list[self.files.find_file(file)?].layout;
+        let index = self.files.find_file(file).expect("the file of a job is there");
+        let layout = self.files.list[index].layout;
         let head_len = u32::try_from(layout.head_len(tube)).expect("a head is short");
-        Some(RecordRead { id, file, offset, len: head_len + body_len, body_len, layout })
-    }
-
-    /// Returns whether the place of the full record of a job is known.
-    pub fn has_place(&self, key: JobKey) -> bool {
-        self.files.entry(Owner::Job(key)).offset != FAR_OFFSET
+        RecordRead { id, file, offset, len: head_len + body_len, body_len, layout }
     }
 
     /// Returns a record if that needs no waiting for the disk, and otherwise `None`.

@@ -17,7 +17,6 @@ use super::counts::CountedEvent;
 use super::job::{Job, State};
 use super::read_body::{Grant, ReadBodies, ReadBody};
 use crate::engine::binlog::disk::FileNumber;
-use crate::engine::binlog::files::FAR_OFFSET;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -115,18 +114,15 @@ impl Queue {
         self.drop_counted(job.tube, job.body);
     }
 
-    /// Returns the body of a record at `offset` that is replayed: a cold one if the bodies in memory
-    /// take too much.
+    /// Returns the body of a record that is replayed: a cold one if the bodies in memory take too much.
     pub(super) fn body_of_record(
         &mut self,
         tube: TubeKey,
         bytes: &[u8],
-        offset: u64,
     ) -> Result<Body, TryReserveError> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         let with_it = self.body_cache.warm_bytes + u64::from(full_len);
-        if self.body_cache.limit.is_some_and(|limit| with_it > limit) && offset < FAR_OFFSET.into()
-        {
+        if self.body_cache.limit.is_some_and(|limit| with_it > limit) {
             self.count_cold(tube, full_len);
             return Ok(Body::cold(full_len));
         }
@@ -135,15 +131,14 @@ impl Queue {
         Ok(body)
     }
 
-    /// Replaces the tube and the body of a job during replay, after a newer full record at `offset`.
+    /// Replaces the tube and the body of a job during replay, after a newer full record.
     pub(super) fn replace_body(
         &mut self,
         key: JobKey,
         tube: TubeKey,
         bytes: &[u8],
-        offset: u64,
     ) -> Result<(), TryReserveError> {
-        let body = self.body_of_record(tube, bytes, offset)?;
+        let body = self.body_of_record(tube, bytes)?;
         let job = &mut self.jobs[key];
         let old_tube = std::mem::replace(&mut job.tube, tube);
         let old_body = std::mem::replace(&mut job.body, body);
@@ -192,13 +187,12 @@ impl Queue {
         }
     }
 
-    /// Drops the bytes of a job's body from memory, if its record has them.
+    /// Drops the bytes of a job's body from memory: its record has them.
     fn evict(&mut self, key: JobKey) {
-        let Some(binlog) = &self.binlog else { return };
         let job = &mut self.jobs[key];
         let full_len = job.body.full_len();
         let tube = job.tube;
-        if job.body.is_cold() || !binlog.has_place(key) {
+        if job.body.is_cold() {
             return;
         }
         let body = std::mem::replace(&mut job.body, Body::cold(full_len));
@@ -218,8 +212,7 @@ impl Queue {
         let job = &self.jobs[key];
         let binlog = self.binlog.as_ref().expect("a cold body is in the binlog");
         let tube = &self.tubes[job.tube].name;
-        let record = binlog.record_of(key, job.id, tube, job.body.full_len());
-        record.expect("the body was made cold because its place is known")
+        binlog.record_of(key, job.id, tube, job.body.full_len())
     }
 
     /// Returns the key of the job of a record, if the record is still at its place.
@@ -447,11 +440,8 @@ impl Queue {
         let of_tubes = self.tubes.entries().map(|(_, tube)| u64::from(tube.cold)).sum::<u64>();
         assert_eq!(of_tubes, cold.jobs, "cold jobs of all tubes, and all cold jobs");
         assert!(cold.jobs == 0 || self.body_cache.limit.is_some(), "cold bodies without a limit");
-        let must_stay = |key: JobKey, job: &Job| {
-            let has_place = self.binlog.as_ref().is_some_and(|binlog| binlog.has_place(key));
-            !job.body.is_cold() && (job.state.holder().is_some() || !has_place)
-        };
-        let is_explained = self.jobs.iter().any(|(key, job)| must_stay(key, job));
+        let must_stay = |job: &Job| !job.body.is_cold() && job.state.holder().is_some();
+        let is_explained = self.jobs.iter().any(|(_, job)| must_stay(job));
         assert!(!self.body_cache.is_full() || is_explained, "{warm_bytes} bytes stay in memory");
     }
 }

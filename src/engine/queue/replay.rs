@@ -355,7 +355,7 @@ impl ReplayState<'_> {
         }
         let tube = self.tube;
         if let Some(key) = known {
-            self.queue.replace_body(key, tube, body, offset)?;
+            self.queue.replace_body(key, tube, body)?;
             self.to_rewrite.remove(&key);
             if self.queue.jobs[key].unique().is_some() {
                 // A record of C beanstalkd, which has moved the job, has no key before it.
@@ -369,7 +369,7 @@ impl ReplayState<'_> {
         self.files.try_reserve(Owner::Job(self.queue.jobs.next_key()))?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let params = JobParams { pri, delay_secs, ttr_secs };
-        let body = self.queue.body_of_record(tube, body, offset)?;
+        let body = self.queue.body_of_record(tube, body)?;
         let key = self.queue.insert(Job::new(id, tube, params, body, created_at));
         self.files.add(Owner::Job(key), (number, offset), len, false);
         Ok(key)

@@ -50,6 +50,7 @@ use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use link::Link;
 use log::{debug, warn};
+use reading::give_up_waiting;
 use std::collections::{TryReserveError, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -529,8 +530,8 @@ impl<S: Read + Write> Server<S> {
     }
 
     /// Goes on with a connection that has ended the wait of another one, or whose reply had bodies that were
-    /// in the page cache. One that is gone is closed as soon as a command waits for bodies: its jobs are for
-    /// others. The commands before it have run.
+    /// in the page cache. One that is gone waits for no others: its jobs are for other clients, and its next commands
+    /// run.
     fn go_on(&mut self, key: ConnKey) {
         let resume = |c: &mut Conn, s: &mut Store| {
             let may_run = c.has_backlog && s.queue.work.is_left() && c.can_run(s);
@@ -539,14 +540,16 @@ impl<S: Read + Write> Server<S> {
             }
             may_run
         };
-        while self.with(key, resume) == Some(true) {
+        while let Some(Link { conn, seen, .. }) = link_of(&mut self.links, key) {
+            if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
+                give_up_waiting(conn, &mut self.store);
+                self.deliver();
+            }
+            if self.with(key, resume) != Some(true) {
+                break;
+            }
             self.report(key);
             self.deliver();
-        }
-        if link_of(&mut self.links, key)
-            .is_some_and(|link| link.seen.is_hung_up && matches!(link.conn.doing, Doing::Bodies(_)))
-        {
-            self.close(key, None);
         }
     }
 }

@@ -107,10 +107,7 @@ impl<S> Server<S> {
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
             && self.store.queue.now.since(self.wanted(key).asked_at) >= PATIENCE
         {
-            self.with(key, |c, s| {
-                let wanted = take_wanted(c);
-                give_up(c, s, &wanted);
-            });
+            self.with(key, give_up_waiting);
         }
     }
 
@@ -315,7 +312,13 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     true
 }
 
-/// Refuses a reply that has waited for too long.
+/// Refuses a reply that has waited for too long, or whose client is gone.
+pub(super) fn give_up_waiting(c: &mut Conn, s: &mut Store) {
+    let wanted = take_wanted(c);
+    give_up(c, s, &wanted);
+}
+
+/// Refuses a reply.
 fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
     forget(s, c.client.key);
     let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
