@@ -1,5 +1,5 @@
-//! Plays the conversations of `tests/conversations` into the core in several manners, into the model of
-//! the simulation, into our binary over sockets, with and without bodies in memory, into C beanstalkd
+//! Plays the conversations of `tests/conversations` into the core in several manners, where the model of the
+//! simulation judges each reply, into our binary over sockets, with and without bodies in memory, into C beanstalkd
 //! where it is installed, and into our binary on a real etcd where both are there.
 //!
 //! `tests/conversations/README.md` describes the form of a script. Each pair of a script and a
@@ -15,22 +15,24 @@ mod harness;
 #[allow(clippy::wildcard_enum_match_arm, reason = "most matches look for one variant")]
 #[path = "simulation"]
 mod simulation {
+    pub mod driver;
+    pub mod event;
     pub mod journal;
     pub mod model;
     pub mod request;
     pub mod world;
 }
 
-use harness::driver::{Limits, Options, Settings};
 use harness::etcd::{Etcd, beanstalkd_with_etcd};
+use harness::play::Play;
 use harness::process;
-use harness::script::{self, Expectation, Inbox, Line, Script};
-use harness::world::{Client, Core, DiskKind, Manner, Process, Program, Restart, World};
+use harness::script::{self, Line, Script};
+use harness::world::{Process, Program, World};
 use harness::{cannot_test, skip};
-use libtest_mimic::{Arguments, Failed, Trial};
-use simulation::world::ModelWorld;
+use libtest_mimic::{Arguments, Trial};
+use simulation::event::Setup;
+use simulation::world::JudgedWorld;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,22 +52,51 @@ fn main() -> ExitCode {
             let (script, program) = (script.clone(), program.clone());
             let is_skipped = script.skips_c && matches!(program, Program::C { .. });
             let (name, is_cold) = (format!("{player}::{}", script.name), *player == "binary-cold");
-            let play = move || play_in_real_time(&script, &program, is_cold);
+            let play = move || Ok(play_in_real_time(&script, &program, is_cold)?);
             trials.push(Trial::test(name, play).with_ignored_flag(is_skipped));
         }
     }
     for script in scripts {
-        for (player, manner) in manners() {
+        for (player, setup, room) in MANNERS {
             let script = script.clone();
+            let mut setup: Setup = format!("setup 0 {setup}").parse().expect("it is a setup");
+            setup.limits.read_bytes = setup.limits.read_bytes.max(bytes_of(&script) / MOST_READS);
+            // No seed draws these.
+            (setup.limits.due_slice_work, setup.limits.keys_forgotten_per_tick) = (1, 1);
             let name = format!("{player}::{}", script.name);
-            trials.push(Trial::test(name, move || play_in_virtual_time(&script, manner)));
-        }
-        if !script.has_binlog {
-            let (name, script) = (format!("model::{}", script.name), script.clone());
-            trials.push(Trial::test(name, move || play_into_the_model(&script)));
+            trials.push(Trial::test(name, move || {
+                let world = JudgedWorld::new(&script, setup, room);
+                Ok(Play::new(world, !script.has_binlog).play(&script)?)
+            }));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// How conversations are played into the core and the model: the setup of the simulation, and how many bytes a
+/// client reads at once. What can be done in several iterations is, in steps.
+const MANNERS: [(&str, &str, Option<usize>); 7] = [
+    ("core", "sync-within 0", None),
+    ("core-bytewise", "sync-within 0 read-bytes 1", None),
+    ("core-in-steps", IN_STEPS, None),
+    ("core-slow-reader", "sync-within 0", Some(7)),
+    ("core-late", "chunk-len 60", None),
+    ("core-cold", "sync-within 0 body-cache 0", None),
+    ("core-cold-late", "sync-within 0 body-cache 0 threads", None),
+];
+
+const IN_STEPS: &str = "sync-within 0 kick-step 1 batch-step 1 wakes 1 touch-step 1 watch-step 1 \
+    list-step 1 lists-sent 1 flush-work 1 jobs-compared 1 ids-looked-up 1 pages-per-step 1 \
+    closing-work 1 closing-slice 1 shared-work 1 least-share 1 due-work 4";
+
+/// A script with more bytes is read in longer pieces.
+const MOST_READS: usize = 1_000;
+
+fn bytes_of(script: &Script) -> usize {
+    let sent = |(_, line): &(usize, Line)| {
+        if let Line::Send { bytes, .. } = line { bytes.len() } else { 0 }
+    };
+    script.lines.iter().map(sent).sum()
 }
 
 /// The time that passes in a script.
@@ -74,48 +105,6 @@ fn time_of(script: &Script) -> Duration {
         if let Line::Advance { span } = line { Some(*span) } else { None }
     };
     script.lines.iter().filter_map(span).sum()
-}
-
-/// How conversations are played into the core.
-fn manners() -> [(&'static str, Manner); 7] {
-    let default = Manner::DEFAULT;
-    let bytewise = Limits { read_bytes: 1, ..Limits::DEFAULT };
-    // What can be done in several iterations is.
-    let in_steps = Limits {
-        shared_work: 1,
-        least_share_work: 1,
-        most_due_work: 1,
-        due_slice_work: 1,
-        closing_work: 1,
-        closing_slice_work: 1,
-        keys_forgotten_per_tick: 1,
-        watches_per_step: 1,
-        jobs_per_batch_step: 1,
-        jobs_per_kick_step: 1,
-        wakes_per_step: 1,
-        jobs_per_touch_step: 1,
-        names_per_list_step: 1,
-        lists_sent_per_tick: 1,
-        first_flush_work: 1,
-        jobs_compared_at_once: 1,
-        ids_looked_up_at_once: 1,
-        memory_pages_per_step: 1,
-        ..Limits::DEFAULT
-    };
-    let with = |options| Manner { options, ..default };
-    let cold = |disk| {
-        let settings = Settings { body_cache_bytes: Some(0), ..Options::DEFAULT.settings };
-        Manner { disk, ..with(Options { settings, ..Options::DEFAULT }) }
-    };
-    [
-        ("core", default),
-        ("core-bytewise", with(Options { limits: bytewise, ..Options::DEFAULT })),
-        ("core-in-steps", with(Options { limits: in_steps, ..Options::DEFAULT })),
-        ("core-slow-reader", Manner { room: 7, ..default }),
-        ("core-late", Manner { disk: DiskKind::LateAcknowledgements, ..default }),
-        ("core-cold", cold(DiskKind::Local)),
-        ("core-cold-late", cold(DiskKind::LateReads)),
-    ]
 }
 
 /// Returns the programs that take part because they are installed.
@@ -145,27 +134,11 @@ fn programs() -> Vec<(&'static str, Program)> {
     programs
 }
 
-fn play_in_virtual_time(script: &Script, manner: Manner) -> Result<(), Failed> {
-    let mut manner = manner;
-    let hides_binlog = manner.disk != DiskKind::None && !script.has_binlog;
-    if script.has_binlog && manner.disk == DiskKind::None {
-        manner.disk = DiskKind::Local;
-    }
-    manner.options.settings = script.settings(manner.options.settings);
-    Play::new(Core::new(manner), hides_binlog).play(script)
-}
-
-fn play_into_the_model(script: &Script) -> Result<(), Failed> {
-    let settings = script.settings(Options::DEFAULT.settings);
-    let world = ModelWorld::new(Options { settings, ..Options::DEFAULT });
-    Play::new(world, false).play(script)
-}
-
 /// Plays the script over sockets. In a script with time, a job may be expected not to be ready half a
 /// second after it was put. If a busy machine delayed the test by more than 50 ms before such a script
 /// failed, it is played again; another script after a second, because ages count in seconds. Without such a
 /// delay a failure is final.
-fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Result<(), Failed> {
+fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Result<(), String> {
     const TRIES: u32 = 10;
     // No script asks for more precision.
     let margin = Duration::from_millis(if time_of(script).is_zero() { 1_000 } else { 50 });
@@ -189,122 +162,4 @@ fn play_in_real_time(script: &Script, program: &Program, is_cold: bool) -> Resul
         eprintln!("{} is played again, because the machine was {late:?} late", script.name);
     }
     unreachable!("the last try returns")
-}
-
-/// A failure shows this many characters of what was sent last.
-const LAST_SENT_LEN: usize = 200;
-
-/// One script and the world that it is played into.
-struct Play<'s, W> {
-    world: W,
-    /// The script has no binlog, but the server has one.
-    hides_binlog: bool,
-    /// The version of C beanstalkd, if the script is played into it.
-    c_version: Option<&'s str>,
-    last_sent: String,
-}
-
-/// A client of the script, with what it has received.
-struct Named {
-    client: Client,
-    inbox: Inbox,
-}
-
-impl<W: World> Play<'_, W> {
-    fn new(world: W, hides_binlog: bool) -> Self {
-        Play { world, hides_binlog, c_version: None, last_sent: String::new() }
-    }
-
-    /// Plays the script and compares what comes back.
-    fn play(&mut self, script: &Script) -> Result<(), Failed> {
-        let mut clients: BTreeMap<String, Named> = BTreeMap::new();
-        for (number, line) in &script.lines {
-            let outcome = self.play_line(&mut clients, line);
-            outcome.map_err(|why| {
-                let path = script.path.display();
-                format!("{path}:{number}: {why}\n  last sent {}", self.last_sent)
-            })?;
-        }
-        // Output after the last expectation is an error too.
-        for (name, Named { client, inbox }) in &mut clients {
-            inbox.add(&self.world.take(*client, true).unwrap_or_default());
-            let checked = inbox.check_empty();
-            checked.map_err(|why| format!("{}, the end, {name}: {why}", script.path.display()))?;
-        }
-        Ok(())
-    }
-
-    fn play_line(
-        &mut self,
-        clients: &mut BTreeMap<String, Named>,
-        line: &Line,
-    ) -> Result<(), String> {
-        match line {
-            Line::Send { client, bytes } => {
-                let client = self.client(clients, client).client;
-                self.world.send(client, bytes);
-                self.last_sent = script::escape(bytes).chars().take(LAST_SENT_LEN).collect();
-            }
-            Line::Expect { client, expectation } => {
-                let client = self.client(clients, client);
-                return self.expect(client, expectation);
-            }
-            Line::ExpectNothing { client } => {
-                let Named { client, inbox } = self.client(clients, client);
-                let came = self.world.take(*client, true);
-                inbox.add(&came.ok_or(format!("the connection is {}", script::CLOSED))?);
-                return inbox.check_empty();
-            }
-            Line::HalfClose { client } => {
-                let client = self.client(clients, client).client;
-                self.world.half_close(client);
-            }
-            Line::HangUp { client } => {
-                self.client(clients, client);
-                let gone = clients.remove(client).expect("it was just added");
-                self.world.hang_up(gone.client);
-            }
-            Line::Drain => self.world.drain(),
-            Line::Restart { is_crash } => {
-                self.world.restart(if *is_crash { Restart::Kill } else { Restart::Stop });
-                clients.clear();
-            }
-            Line::Advance { span } => self.world.advance(*span),
-        }
-        Ok(())
-    }
-
-    /// Returns the client with this name. It connects when a line first names it.
-    fn client<'c>(
-        &mut self,
-        clients: &'c mut BTreeMap<String, Named>,
-        name: &str,
-    ) -> &'c mut Named {
-        clients
-            .entry(name.to_owned())
-            .or_insert_with(|| Named { client: self.world.connect(), inbox: Inbox::default() })
-    }
-
-    fn expect(&mut self, from: &mut Named, expectation: &Expectation) -> Result<(), String> {
-        let hides_binlog = self.hides_binlog;
-        expectation.check(self.c_version, || {
-            let line = self.next_line(from);
-            if hides_binlog { script::without_binlog(&line) } else { line }
-        })
-    }
-
-    /// Returns the next line for the client, however many pieces it comes in.
-    fn next_line(&mut self, Named { client, inbox }: &mut Named) -> String {
-        loop {
-            if let Some(line) = inbox.next_line() {
-                return line;
-            }
-            match self.world.take(*client, false) {
-                None if inbox.is_empty() => return script::CLOSED.to_owned(),
-                None => return format!("{} and then {}", inbox.rest(), script::CLOSED),
-                Some(bytes) if bytes.is_empty() => return format!("{}<nothing>", inbox.rest()),
-                Some(bytes) => inbox.add(&bytes),
-            }
-        }
-    }
 }

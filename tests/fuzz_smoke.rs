@@ -23,6 +23,7 @@ mod simulation {
     pub mod model;
     pub mod request;
     pub mod shrink;
+    pub mod world;
 }
 
 use mutator::Mutator;

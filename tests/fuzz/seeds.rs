@@ -2,11 +2,13 @@
 //! programs.
 
 use crate::harness::driver::Settings;
+use crate::harness::play::Play;
 use crate::harness::script::{self, Line, Script};
 use crate::simulation::driver::Simulation;
-use crate::simulation::event::{Crash, Event};
+use crate::simulation::event::{Event, Setup};
 use crate::simulation::generator::Generator;
 use crate::simulation::shrink;
+use crate::simulation::world::JudgedWorld;
 use std::collections::BTreeSet;
 
 pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
@@ -73,35 +75,9 @@ fn history_of(script: &Script) -> Vec<u8> {
         (false, 0..=1000, None) => 1,
         (false, _, None) => 0,
     };
-    let mut events = Vec::new();
-    let mut names: Vec<&str> = Vec::new();
-    for (_, line) in &script.lines {
-        let mut number = |name| {
-            let known = names.iter().position(|known| *known == name);
-            known.unwrap_or_else(|| {
-                names.push(name);
-                names.len() - 1
-            })
-        };
-        match line {
-            Line::Send { client, bytes } => {
-                events.extend([Event::Send(number(client), bytes.clone()), Event::EndIteration]);
-            }
-            Line::Expect { .. } | Line::ExpectNothing { .. } => {}
-            Line::HalfClose { client } => events.push(Event::HalfClose(number(client), true)),
-            Line::HangUp { client } => events.push(Event::Disconnect(number(client))),
-            Line::Drain => events.push(Event::Drain(true)),
-            Line::Restart { is_crash: false } => events.push(Event::Restart),
-            Line::Restart { is_crash: true } => {
-                events.push(Event::Crash(Crash { power_cut: None, flipped_bits: 0 }));
-            }
-            Line::Advance { span } => {
-                let nanos = u64::try_from(span.as_nanos()).expect("scripts are short");
-                events.push(Event::Advance(nanos));
-            }
-        }
-    }
-    input(setup, &events)
+    let mut play = Play::new(JudgedWorld::new(script, Setup::default(), None), !script.has_binlog);
+    play.play(script).expect("it is one of the tests");
+    input(setup, &play.world.history)
 }
 
 /// Returns the first events of a run of the simulation: outputs that no client reads, bodies and long

@@ -356,19 +356,6 @@ impl Driver {
         self.links[client].wire.borrow().room
     }
 
-    /// Each client that has read all that there was room for reads `room` bytes more, or a part of a
-    /// long reply. Returns whether there is one.
-    pub fn give_room(&mut self, room: usize) -> bool {
-        const PARTS: usize = 64;
-        let is_blocked = |link: &Link| link.wire.borrow().room == Some(0) && !link.is_closed();
-        let blocked: Vec<Client> =
-            (0..self.links.len()).filter(|client| is_blocked(&self.links[*client])).collect();
-        for &client in &blocked {
-            self.set_room(client, Some(room.max(self.made(client).len() / PARTS)));
-        }
-        !blocked.is_empty()
-    }
-
     pub fn unread(&self, client: Client) -> usize {
         self.links[client].wire.borrow().unread.len()
     }
@@ -568,7 +555,15 @@ impl Driver {
     /// Lets time pass, and does what comes due meanwhile at its moment.
     pub fn advance(&mut self, span: Nanos) {
         let end = self.now + span;
-        pass_until(self, end, |it| it, Driver::settle);
+        for _ in 0..MOST_ITERATIONS {
+            let next = self.next_due().filter(|&next| next <= end);
+            self.now = next.unwrap_or(end).max(self.now);
+            self.settle();
+            if next.is_none() {
+                return;
+            }
+        }
+        panic!("something is due again and again");
     }
 
     /// Sends commands, lets the server do all that it can do now, and returns what has come. An error
@@ -845,26 +840,6 @@ impl HttpSockets {
     pub fn next_due(&self) -> Nanos {
         self.server.next_due()
     }
-}
-
-/// Lets time pass until `end`. At each moment when something is due, and at the end, calls `settle` on the
-/// world that has the driver.
-pub fn pass_until<W>(
-    world: &mut W,
-    end: Nanos,
-    driver: impl Fn(&mut W) -> &mut Driver,
-    settle: impl Fn(&mut W),
-) {
-    for _ in 0..MOST_ITERATIONS {
-        let it = driver(world);
-        let next = it.next_due().filter(|&next| next <= end);
-        it.now = next.unwrap_or(end).max(it.now);
-        settle(world);
-        if next.is_none() {
-            return;
-        }
-    }
-    panic!("something is due again and again");
 }
 
 /// The facts of a process that started at `started_at`.

@@ -10,10 +10,11 @@
 //! | [`etcd`] | an etcd process with one node |
 //! | [`driver`] | the core with virtual time and without sockets: the only file that names it |
 //! | [`instance`] | the core on a disk, with one client |
-//! | [`world`] | one trait for all servers that a test plays into: the core, processes, the model |
+//! | [`world`] | one trait for all servers that a test plays into: processes, and the core with the model |
 //! | [`fake_disk`] | a disk in memory that fills up, fails and crashes, or acknowledges changes late |
 //! | [`record`] | records of the binlog as bytes, written without the server's code |
 //! | [`script`] | conversations: text files to requests and expected replies |
+//! | [`play`] | plays a conversation into a world |
 //!
 //! Nothing here waits for a time: [`wait_until`] and all reads and writes end after [`PATIENCE`].
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
@@ -25,6 +26,7 @@ pub mod driver;
 pub mod etcd;
 pub mod fake_disk;
 pub mod instance;
+pub mod play;
 pub mod process;
 pub mod record;
 pub mod reply;

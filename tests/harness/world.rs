@@ -1,10 +1,8 @@
-//! What a scripted or a random test plays into: one trait for the core, our binary, C beanstalkd, our
-//! binary on etcd, and the model.
+//! What a scripted or a random test plays into: one trait for our binary, C beanstalkd, our binary on etcd, and
+//! the core with the model, which `simulation/world.rs` has.
 
 use super::client::unix;
-use super::driver::{Driver, End, Nanos, Options, START, Syncing, pass_until};
 use super::etcd::Etcd;
-use super::fake_disk::{FakeDisk, Files, RemoteSetup};
 use super::process::{Daemon, ON_LOOPBACK, command, connect_when_ready};
 use super::{PATIENCE, wait_until};
 use rustix::process::Signal;
@@ -57,145 +55,6 @@ pub trait World {
         Duration::ZERO
     }
 }
-
-// ---- The core ----
-
-/// How a test plays into the core.
-#[derive(Clone, Copy, Debug)]
-pub struct Manner {
-    pub options: Options,
-    /// A client reads at most this many bytes at once.
-    pub room: usize,
-    pub disk: DiskKind,
-}
-
-/// The disk of a binlog in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskKind {
-    /// There is no binlog.
-    None,
-    /// Reads of bodies are done at once.
-    Local,
-    /// Reads of bodies are done later.
-    LateReads,
-    /// Each chunk is acknowledged when nothing else is left to do.
-    LateAcknowledgements,
-}
-
-impl Manner {
-    pub const DEFAULT: Manner =
-        Manner { options: Options::DEFAULT, room: usize::MAX, disk: DiskKind::None };
-}
-
-/// The core with virtual time.
-pub struct Core {
-    driver: Driver,
-    manner: Manner,
-    disk: Option<FakeDisk>,
-}
-
-/// The bytes that a remote disk stores at once.
-const CHUNK_LEN: usize = 60;
-/// A server that has more to do after this many rounds never ends.
-const MOST_ROUNDS: usize = 100_000;
-
-impl Core {
-    pub fn new(manner: Manner) -> Core {
-        let disk = match manner.disk {
-            DiskKind::None => None,
-            DiskKind::Local | DiskKind::LateReads => Some(FakeDisk::default()),
-            DiskKind::LateAcknowledgements => {
-                let setup = RemoteSetup { chunk_len: CHUNK_LEN, ..RemoteSetup::default() };
-                Some(FakeDisk::remote(&Files::new(), setup))
-            }
-        };
-        if let Some(disk) = &disk {
-            disk.faults().reads_late = manner.disk == DiskKind::LateReads;
-        }
-        let mut core = Core { driver: start(&manner, disk.as_ref(), START), manner, disk };
-        core.settle();
-        core
-    }
-
-    /// Does all that can be done at this moment.
-    fn settle(&mut self) {
-        for _ in 0..MOST_ROUNDS {
-            self.driver.settle();
-            self.driver.check();
-            let has_read = self.driver.give_room(self.manner.room);
-            // Then a read ends, or a change is acknowledged.
-            let waits = |disk: &FakeDisk| disk.has_reads() || disk.waiting() > 0;
-            let has_stepped = self.disk.as_ref().is_some_and(waits);
-            self.disk.iter().for_each(|disk| disk.acknowledge(1));
-            // The rest of a flush and of a list of tubes is due at once.
-            let is_due = self.driver.next_due().is_some_and(|due| due <= self.driver.now);
-            if !has_read && !has_stepped && !is_due {
-                return;
-            }
-        }
-        panic!("the server does not end what it does");
-    }
-}
-
-fn start(manner: &Manner, disk: Option<&FakeDisk>, now: Nanos) -> Driver {
-    let is_remote = manner.disk == DiskKind::LateAcknowledgements;
-    let syncing =
-        if is_remote { Syncing::Remote(Nanos::from_secs(5)) } else { manner.options.syncing };
-    Driver::start(Options { syncing, ..manner.options }, disk.map(FakeDisk::boxed), now)
-        .expect("the disk works")
-}
-
-impl World for Core {
-    fn connect(&mut self) -> Client {
-        let client = self.driver.connect();
-        self.driver.set_room(client, Some(self.manner.room));
-        client
-    }
-
-    fn send(&mut self, client: Client, bytes: &[u8]) {
-        self.driver.receive(client, bytes);
-        self.settle();
-    }
-
-    fn half_close(&mut self, client: Client) {
-        self.driver.end(client, End::HalfClose);
-        self.settle();
-    }
-
-    fn hang_up(&mut self, client: Client) {
-        // The server learns it as it learns a half-close, and closes when it has run what was sent.
-        self.half_close(client);
-        assert!(self.driver.is_closed(client), "the server does not close");
-    }
-
-    fn take(&mut self, client: Client, _is_brief: bool) -> Option<Vec<u8>> {
-        let received = self.driver.take(client);
-        (!self.driver.is_closed(client) || !received.is_empty()).then_some(received)
-    }
-
-    fn advance(&mut self, span: Duration) {
-        let nanos = u64::try_from(span.as_nanos()).expect("scripts are short");
-        let end = self.driver.now + Nanos::from_nanos(nanos);
-        pass_until(self, end, |it| &mut it.driver, Core::settle);
-    }
-
-    fn restart(&mut self, how: Restart) {
-        let now = self.driver.now;
-        if how == Restart::Stop {
-            self.driver.stop().expect("the disk works");
-        }
-        let disk = self.disk.as_ref().expect("only a server with a binlog restarts");
-        self.disk = Some(disk.after_end(None));
-        self.driver = start(&self.manner, self.disk.as_ref(), now);
-        self.settle();
-    }
-
-    fn drain(&mut self) {
-        self.driver.set_draining(true);
-    }
-}
-
-// ---- Processes ----
 
 /// A program that is played into over sockets.
 #[derive(Clone)]

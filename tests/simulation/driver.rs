@@ -170,6 +170,14 @@ impl Simulation {
         self.sent.replace(Vec::new()).unwrap_or_default()
     }
 
+    /// Returns a client that has read all that it was to read, and how many bytes the server has for it.
+    #[allow(dead_code, reason = "the world of conversations uses it")]
+    pub fn blocked_client(&self) -> Option<(ClientNumber, usize)> {
+        let mut blocked =
+            self.sockets.iter().filter(|(_, socket)| self.driver.room(socket.client) == Some(0));
+        blocked.next().map(|(&number, socket)| (number, self.driver.made(socket.client).len()))
+    }
+
     pub fn unread(&self, client: ClientNumber) -> usize {
         self.sockets.get(&client).map_or(0, |socket| self.driver.unread(socket.client))
     }

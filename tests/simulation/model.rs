@@ -388,7 +388,7 @@ impl Model {
     }
 
     /// Returns when each tube and client is due next.
-    pub fn moments(&self) -> Vec<(u64, Due)> {
+    fn moments(&self) -> Vec<(u64, Due)> {
         let mut all: Vec<(u64, Due)> = Vec::new();
         for tube in &self.tubes {
             let delays = self.jobs.iter().filter_map(|job| job.delayed_in(&tube.name));

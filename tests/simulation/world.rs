@@ -1,111 +1,124 @@
-//! The model as a world: conversations are played into it too, so that it is right before it judges.
+//! The core and the model as one world: conversations are played into both, and the model judges each
+//! event. So it is right before it judges random histories, and each history can be replayed.
 
-use super::model::{ClientNumber, Model};
-use crate::harness::driver::{Options, START};
+use super::driver::Simulation;
+use super::event::{Crash, Event, Setup};
+use crate::harness::driver::{Nanos, Options, Settings};
+use crate::harness::script::Script;
 use crate::harness::world::{Client, Restart, World};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub struct ModelWorld {
-    model: Model,
-    now: u64,
-    /// What each client has received and not taken, and whether its connection is closed.
-    clients: Vec<(Vec<u8>, bool)>,
+pub struct JudgedWorld {
+    simulation: Simulation,
+    /// All events until now.
+    pub history: Vec<Event>,
+    /// What each client has received and not taken.
+    received: BTreeMap<Client, Vec<u8>>,
+    /// A client reads at most this many bytes at once.
+    room: Option<usize>,
 }
 
-impl ModelWorld {
-    pub fn new(options: Options) -> ModelWorld {
-        let now = START.as_nanos();
-        ModelWorld { model: Model::new(options, false, now), now, clients: Vec::new() }
-    }
+/// A server that has more to do after this many events never ends.
+const MOST_EVENTS: usize = 1_000_000;
 
-    /// Runs all commands that can be run, and closes the connections that have ended.
-    fn settle(&mut self) {
-        let mut numbers: Vec<ClientNumber> = self.model.clients.keys().copied().collect();
-        while let Some(number) = numbers.pop() {
-            while self.model.run_next(number, self.now, b"") || !self.model.flushes.is_empty() {
-                if !self.model.flushes.is_empty() {
-                    self.model.end_flush(0);
-                }
-                // It may have woken others.
-                numbers.extend(self.model.clients.keys().filter(|it| self.model.can_run(**it)));
-                self.take_output();
-            }
-        }
-        self.take_output();
-        let is_over = |number: &ClientNumber| {
-            let client = &self.model.clients[number];
-            client.is_closing || client.has_input_ended && !self.model.is_waiting(*number)
+impl JudgedWorld {
+    /// A server with the options of the script, and always with a binlog.
+    pub fn new(script: &Script, setup: Setup, room: Option<usize>) -> JudgedWorld {
+        let settings = script.settings(Settings::DEFAULT);
+        let setup = Setup {
+            max_job_size: settings.max_job_size,
+            bury_after: settings.bury_after.map(|limit| limit.get().into()),
+            file_size: Some(Options::DEFAULT.settings.binlog_file_size.into()),
+            ..setup
         };
-        let over: Vec<ClientNumber> = self.model.clients.keys().copied().filter(is_over).collect();
-        over.iter().for_each(|number| self.close(*number));
-        if !over.is_empty() {
-            self.settle();
-        }
+        let simulation = Simulation::new(setup).expect("the disk is empty");
+        JudgedWorld { simulation, history: Vec::new(), received: BTreeMap::new(), room }
     }
 
-    fn take_output(&mut self) {
-        for (number, client) in &mut self.model.clients {
-            self.clients[*number].0.append(&mut client.output);
-        }
+    fn apply_one(&mut self, event: Event) {
+        let applied = self.simulation.apply(&event);
+        applied.unwrap_or_else(|failure| panic!("{event}: {failure}"));
+        self.history.push(event);
+        assert!(self.history.len() < MOST_EVENTS, "the server does not end what it does");
     }
 
-    fn close(&mut self, number: ClientNumber) {
-        self.clients[number].1 = true;
-        self.model.begin_close(number);
-        while self.model.close_step(self.now) {}
+    /// Applies an event, and lets the server do all that it can do then.
+    fn apply(&mut self, event: Event) {
+        self.apply_one(event);
+        self.apply_one(Event::Advance(0));
+        while let Some(event) = self.next_step() {
+            self.apply_one(event);
+            self.apply_one(Event::Advance(0));
+        }
+        let sent = self.simulation.take_sent().into_iter().filter(|(_, bytes)| !bytes.is_empty());
+        sent.for_each(|(client, bytes)| self.received.entry(client).or_default().extend(bytes));
+    }
+
+    /// A client reads on, a read ends, or a change is acknowledged.
+    fn next_step(&self) -> Option<Event> {
+        let disk = &self.simulation.disk;
+        if let Some((client, len)) = self.simulation.blocked_client() {
+            // Of a long reply a part.
+            return Some(Event::ReadLimit(client, self.room.map(|room| room.max(len / 64))));
+        }
+        if disk.begun_reads() > 0 {
+            return Some(Event::EndReads(usize::MAX));
+        }
+        (disk.waiting() > 0).then_some(Event::Acknowledge(1))
+    }
+
+    fn is_open(&self, client: Client) -> bool {
+        self.simulation.clients().contains(&client)
     }
 }
 
-impl World for ModelWorld {
+impl World for JudgedWorld {
     fn connect(&mut self) -> Client {
-        let client = self.clients.len();
-        self.clients.push((Vec::new(), false));
-        self.model.connect(client, client as u64 + 1, self.now);
+        let is_connect = |event: &&Event| matches!(event, Event::Connect(_));
+        let client = self.history.iter().filter(is_connect).count();
+        self.apply(Event::Connect(client));
+        if self.room.is_some() {
+            self.apply(Event::ReadLimit(client, self.room));
+        }
         client
     }
 
     fn send(&mut self, client: Client, bytes: &[u8]) {
-        if !self.clients[client].1 {
-            self.model.receive(client, bytes);
-            self.settle();
-        }
+        self.apply(Event::Send(client, bytes.to_vec()));
     }
 
     fn half_close(&mut self, client: Client) {
-        self.model.end_input(client);
-        self.settle();
+        self.apply(Event::HalfClose(client, true));
     }
 
     fn hang_up(&mut self, client: Client) {
-        if !self.clients[client].1 {
-            self.half_close(client);
-        }
+        self.half_close(client);
+        assert!(!self.is_open(client), "the server does not close");
     }
 
     fn take(&mut self, client: Client, _is_brief: bool) -> Option<Vec<u8>> {
-        let (received, is_closed) = &mut self.clients[client];
-        let received = std::mem::take(received);
-        (!*is_closed || !received.is_empty()).then_some(received)
+        let received = self.received.remove(&client);
+        received.or_else(|| self.is_open(client).then(Vec::new))
     }
 
     fn advance(&mut self, span: Duration) {
-        let end = self.now + u64::try_from(span.as_nanos()).expect("scripts are short");
-        let next = |it: &ModelWorld| it.model.moments().iter().map(|(due, _)| *due).min();
-        while let Some(next) = next(self).filter(|&next| next <= end) {
-            self.now = self.now.max(next);
-            for due in self.model.due(self.now) {
-                self.model.on_due(&due, self.now);
-            }
-            self.settle();
+        let now = |it: &JudgedWorld| it.simulation.driver.now.as_nanos();
+        let end = now(self) + u64::try_from(span.as_nanos()).expect("scripts are short");
+        while now(self) < end {
+            let due = self.simulation.driver.next_due().map_or(end, Nanos::as_nanos);
+            self.apply(Event::Advance(due.min(end).saturating_sub(now(self))));
         }
-        self.now = end;
     }
 
-    fn restart(&mut self, _how: Restart) {
-        unreachable!("the model has no binlog")
+    fn restart(&mut self, how: Restart) {
+        self.apply(match how {
+            Restart::Stop => Event::Restart,
+            Restart::Kill => Event::Crash(Crash { power_cut: None, flipped_bits: 0 }),
+        });
     }
 
     fn drain(&mut self) {
-        self.model.is_draining = true;
+        self.apply(Event::Drain(true));
     }
 }

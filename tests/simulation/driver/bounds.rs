@@ -76,7 +76,9 @@ impl Simulation {
             self.iterations_of_flush = 0;
             return Ok(());
         };
-        if self.driver.is_congested() {
+        // With a smaller share an iteration frees a job.
+        let is_slow = self.setup.limits.most_due_work < JOBS_PER_ITERATION;
+        if self.driver.is_congested() || is_slow {
             return Ok(());
         }
         self.iterations_of_flush += 1;
