@@ -11,16 +11,16 @@ written, so that a build after a change of one bug is as short as after a change
 
 The form of a table. Text before the first heading is a comment. An entry is a heading, then for each
 hunk the old lines (`-`), the new lines (`+`) and lines that stay (a space), as in a diff without line
-numbers. A line with a path begins the hunks of that file. Empty lines separate hunks.
+numbers. Lines that the bug leaves out have a `!`. A line with a path begins the hunks of that file. Empty lines
+separate hunks.
 
     ## lost-timer: a timer is forgotten when a job is released, found by simulation
 
     src/server/timers.rs
          let job = &self.jobs[id];
-    -    self.timers.remove(id);
-    +    if !crate::planted::is("lost-timer") {
-    +        self.timers.remove(id);
-    +    }
+    !    self.timers.remove(id);
+    -    job.is_released = true;
+    +    job.is_released = !crate::planted::is("lost-timer");
 
 Here, entries are indented by four columns, in a table they are not. `found by` ends the description;
 what follows names the suite, and perhaps the test, that finds the bug. Each hunk is sought in the file
@@ -29,6 +29,7 @@ two change the same line, one entry has both switches; the other then needs no h
 switch is `beanstalkd::planted::is`.
 """
 import dataclasses
+import itertools
 import pathlib
 import re
 import shutil
@@ -87,7 +88,7 @@ def read_table(lines):
             path = hunk = None
         elif not bugs or not line:
             hunk = None
-        elif line[0] in " +-":
+        elif line[0] in " +-!":
             if path is None:
                 raise TableError(f"{bugs[-1].name}: line {number}: no path before this line: {line}")
             if hunk is None:
@@ -96,8 +97,24 @@ def read_table(lines):
             hunk.append(line)
         else:
             path, hunk = line, None
+    for bug in bugs:
+        bug.hunks = [(path, behind_switch(bug.name, hunk)) for path, hunk in bug.hunks]
     check_names(bugs)
     return bugs
+
+
+def behind_switch(name, hunk):
+    """Returns a hunk in which the lines that the bug leaves out are old lines, and new ones behind its switch."""
+    found = []
+    for mark, lines in itertools.groupby(hunk, lambda line: line[0]):
+        lines = [line[1:] for line in lines]
+        if mark == "!":
+            indent = lines[0][:-len(lines[0].lstrip())]
+            found += [f"-{line}" for line in lines]
+            lines = [f'{indent}if !crate::planted::is("{name}") {{', *("    " + line for line in lines), indent + "}"]
+            mark = "+"
+        found += [mark + line for line in lines]
+    return found
 
 
 def check_names(bugs):
