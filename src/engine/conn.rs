@@ -13,12 +13,12 @@
 use super::commands::change::DeleteBatch;
 use super::commands::pages::Report;
 use super::commands::put::{self, LargePut, Put};
-use super::commands::{change, pages, reject, reserve, run_line, show};
+use super::commands::{change, find, longest_line, pages, reject, reserve, run_line, show};
 use super::keys::{JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
 use super::protocol::output::Output;
-use super::protocol::parse::{LINE_MAX, LineTail, TAGGED_LINE_MAX, line_max, may_be_long};
+use super::protocol::parse::{LineTail, TAGGED_LINE_MAX};
 use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
 use super::queue::body::{Body, LARGE};
 use super::queue::browse::SelectionScan;
@@ -620,17 +620,15 @@ impl Conn {
     }
 
     fn next_line(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
-        let line_max = line_max(input);
+        let command = find(input);
+        let line_max = longest_line(command);
         let window = &input[..input.len().min(line_max)];
         // The last byte that was searched may be the CR.
         let from = usize::from(std::mem::take(&mut self.searched)).saturating_sub(1);
         if let Some(length) = find_line_end(&window[from..]) {
             let (line, rest) = input.split_at(from + length);
             *input = &rest[CR_LF.len()..];
-            if line.len() + CR_LF.len() > LINE_MAX && !may_be_long(line) {
-                return Some(reject(self, line.into(), Word::BadFormat));
-            }
-            return Some(run_line(self, s, line));
+            return Some(run_line(self, s, command, line));
         }
         if window.len() < line_max {
             if window.len() >= TAGGED_LINE_MAX && s.is_crowded() {
@@ -682,7 +680,9 @@ impl Conn {
             // Its input may have been dropped for lack of memory.
             Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
-            Doing::Line => input.len() < line_max(input) && find_line_end(input).is_none(),
+            Doing::Line => {
+                input.len() < longest_line(find(input)) && find_line_end(input).is_none()
+            }
             Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
             Doing::LargeBody(large) => {

@@ -24,11 +24,11 @@ use super::protocol::parse::Argument::{
     self, Anything, Bound, Ids, Name, OptionalTube, Pause, State, Tag, Tube,
 };
 use super::protocol::parse::{
-    Args, COUNT, ID, LineTail, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS,
+    Args, COUNT, ID, LINE_MAX, LineTail, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS, line_max,
 };
 use super::protocol::reply::{Answer, Reply, Word};
 use super::store::Store;
-use super::text;
+use super::text::{self, CR_LF};
 use Counted::{InMetrics, InStats, Nowhere};
 use log::{debug, trace};
 
@@ -43,6 +43,8 @@ pub struct Command {
     pub word: &'static str,
     /// The arguments after the word.
     pub arguments: &'static [Argument],
+    /// The maximum length of the line with its CR LF, in bytes.
+    line_max: usize,
     /// Where the number of these commands is shown.
     pub counted: Counted,
     run: Handler,
@@ -64,7 +66,7 @@ const fn row(
     counted: Counted,
     run: Handler,
 ) -> Command {
-    Command { word, arguments, counted, run }
+    Command { word, arguments, line_max: line_max(arguments), counted, run }
 }
 
 /// All commands. Those of `stats` come first, in the order of their lines there. A word comes after those that
@@ -165,8 +167,8 @@ static HEADS: [(u64, u64); COMMANDS.len()] = {
     heads
 };
 
-/// Returns the number of the command at the start of a line.
-fn find(line: &[u8]) -> Option<usize> {
+/// Returns the number of the command at the start of these bytes, which may be a part of a line, or more than one.
+pub fn find(line: &[u8]) -> Option<usize> {
     let letter = usize::from(line.first()?.wrapping_sub(b'a'));
     let head = line.first_chunk().copied().unwrap_or_else(|| {
         let mut head = [0; 8];
@@ -182,10 +184,15 @@ fn find(line: &[u8]) -> Option<usize> {
     })
 }
 
-/// Runs a line without its CR LF.
-pub fn run_line(c: &mut Conn, s: &mut Store, line: &[u8]) -> Answer {
+/// Returns the maximum length of the line of a command with its CR LF, in bytes.
+pub fn longest_line(command: Option<usize>) -> usize {
+    command.map_or(LINE_MAX, |number| COMMANDS[number].line_max)
+}
+
+/// Runs the line, without its CR LF, of a command that was found at its start.
+pub fn run_line(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]) -> Answer {
     trace!("connection {}: {}", c.id(), line.escape_ascii());
-    let Some(number) = find(line) else {
+    let Some(number) = command else {
         let has_nul = text::find_byte(0, line).is_some();
         let word = if has_nul { Word::BadFormat } else { Word::UnknownCommand };
         return reject(c, line.into(), word);
@@ -194,6 +201,13 @@ pub fn run_line(c: &mut Conn, s: &mut Store, line: &[u8]) -> Answer {
     let Some(args) = Args::parse(arguments, &line[word.len()..]) else {
         return reject(c, line.into(), Word::BadFormat);
     };
+    // Only the tags make the line of a put longer than others.
+    if line.len() + CR_LF.len() > LINE_MAX
+        && arguments.last() == Some(&Tag)
+        && line.len() + CR_LF.len() > args.rest.tags_line_max()
+    {
+        return reject(c, line.into(), Word::BadFormat);
+    }
     s.commands[number] += 1;
     run(c, s, &args)
 }

@@ -77,8 +77,8 @@ pub const LINE_MAX: usize = 224;
 /// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
 /// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
-/// The maximum length of a `put` or `put-in-tube` line with `idp:`, and of a line of [`LISTS`], with its CR LF,
-/// in bytes. A line with a tube and a key of 200 bytes each and the largest numbers has 474.
+/// The maximum length of a `put` or `put-in-tube` line with `idp:`, and of the line of a page, with its CR LF, in
+/// bytes. A line with a tube and a key of 200 bytes each and the largest numbers has 474.
 const NAMES_LINE_MAX: usize = 512;
 /// The maximum length of a `put` or `put-in-tube` line with `con:`. One with both keys has at most 690 bytes.
 pub const TAGGED_LINE_MAX: usize = 720;
@@ -89,52 +89,15 @@ pub const BATCH_MAX: usize = 1000;
 const UNIQUE_WORD: &[u8] = b"idp:";
 const CON_WORD: &[u8] = b"con:";
 
-/// The words of pages, whose lines may have a tube and two numbers.
-const LISTS: [&[u8]; 3] = [b"list-jobs ", b"list-clients ", b"peek-batch "];
-
-/// Returns the maximum length of the line at the start of `input` with its CR LF, in bytes. A line of
-/// more than [`LINE_MAX`] is valid only if it [`may_be_long`].
-pub fn line_max(input: &[u8]) -> usize {
-    match input {
-        [b'p', b'u', b't', ..] => TAGGED_LINE_MAX,
-        [b'd', ..] if input.starts_with(b"delete-batch ") => DELETE_BATCH_LINE_MAX,
-        [b'l' | b'p', ..] if is_list(input) => NAMES_LINE_MAX,
+/// Returns the maximum length of a line with these arguments and its CR LF, in bytes. That of a put depends on its
+/// tags: [`Rest::tags_line_max`].
+pub const fn line_max(arguments: &[Argument]) -> usize {
+    match arguments {
+        [.., Argument::Tag] => TAGGED_LINE_MAX,
+        [Argument::Ids] => DELETE_BATCH_LINE_MAX,
+        [Argument::Tube, Argument::State, ..] | [.., Argument::OptionalTube] => NAMES_LINE_MAX,
         _ => LINE_MAX,
     }
-}
-
-#[cold]
-fn is_list(line: &[u8]) -> bool {
-    LISTS.iter().any(|word| line.starts_with(word))
-}
-
-/// Returns whether this line, without its CR LF, may have more than [`LINE_MAX`] bytes with it.
-#[cold]
-pub fn may_be_long(line: &[u8]) -> bool {
-    line.starts_with(b"delete-batch ")
-        || is_list(line)
-        || tags_of(line).is_some_and(|tags| {
-            let has_con = tags.windows(CON_WORD.len()).any(|word| word == CON_WORD);
-            has_con || line.len() + 2 <= NAMES_LINE_MAX
-        })
-}
-
-/// Returns the tags of a put with valid numbers, from the beginning of the first one.
-fn tags_of(line: &[u8]) -> Option<&[u8]> {
-    let mut rest = match line.strip_prefix(b"put ") {
-        Some(rest) => Rest(rest),
-        None => {
-            let mut rest = Rest(line.strip_prefix(b"put-in-tube ")?);
-            rest.tube()?;
-            rest
-        }
-    };
-    for _ in ["pri", "delay", "ttr", "bytes"] {
-        rest.u32()?;
-    }
-    rest.skip_spaces();
-    let is_tag = [UNIQUE_WORD, CON_WORD].iter().any(|word| rest.0.starts_with(word));
-    is_tag.then_some(rest.0)
 }
 
 impl<'a> Args<'a> {
@@ -280,6 +243,17 @@ impl<'a> Rest<'a> {
             b"any" => None,
             _ => return None,
         })
+    }
+
+    /// Returns the maximum length of a put with this behind its numbers and its CR LF, in bytes.
+    #[cold]
+    pub fn tags_line_max(mut self) -> usize {
+        self.skip_spaces();
+        if ![UNIQUE_WORD, CON_WORD].iter().any(|word| self.0.starts_with(word)) {
+            return LINE_MAX;
+        }
+        let has_con = self.0.windows(CON_WORD.len()).any(|word| word == CON_WORD);
+        if has_con { TAGGED_LINE_MAX } else { NAMES_LINE_MAX }
     }
 
     /// Parses `idp:<key>[:<ttl>]` and `con:<key>[:<limit>]`, each once and in any order, with at least one
@@ -511,34 +485,6 @@ mod tests {
         for tags in [" idp:a:5 con:b", "  con:b:1   idp:a:5"] {
             let expected = Tags { unique: Some(unique), con: Some(con) };
             assert_eq!(Rest(tags.as_bytes()).tags(), Some(expected), "{tags}");
-        }
-    }
-
-    #[test]
-    fn only_puts_with_a_tag_delete_batch_and_pages_may_be_long() {
-        for line in [
-            "put 1 2 3 4 idp:a",
-            "put 1 2 3 4 idp:",
-            "put  1 2 3 0004   idp:-,",
-            "put-in-tube a 1 2 3 4 idp:a idp:b",
-            "delete-batch x",
-            "list-jobs x",
-            "list-clients x",
-            "peek-batch x",
-        ] {
-            assert!(may_be_long(line.as_bytes()), "{line}");
-        }
-        for line in [
-            "put 1 2 3 4 a idp:a",
-            "put 1 2 3 idp:a",
-            "put 1 2 3 4294967296 idp:a",
-            "put-in-tube -a 1 2 3 4 idp:a",
-            "puts 1 2 3 4 idp:a",
-            "put 1 2 3 4",
-            "use idp:a",
-            "list-tubes",
-        ] {
-            assert!(!may_be_long(line.as_bytes()), "{line}");
         }
     }
 }
