@@ -4,21 +4,26 @@ _beanstalkctl() {
 	local commands='status check top failed jobs job retry move delete flush pause resume drain export
 		import workers bench put tubes'
 	local flags='-s --server --json -n --dry-run --yes --timeout -h --help -v --version'
-	local word=${COMP_WORDS[COMP_CWORD]} command= server=() index
+	local word=${COMP_WORDS[COMP_CWORD]} command= server=() index option value
 	COMPREPLY=()
 	for ((index = 1; index < COMP_CWORD; index++)); do
-		case ${COMP_WORDS[index]} in
-		-s | --server)
-			# If `:' breaks words, an address consists of three of them.
-			server=(-s "${COMP_WORDS[index + 1]}")
+		option=${COMP_WORDS[index]}
+		case $option in
+		-s | --server | --timeout | --state | --after | --limit | --within | --tube | --jobs | --connections | --size | \
+			--pri | --delay | --ttr | --key | --con)
+			# If `=' and `:' break words, the value consists of several of them.
+			[[ ${COMP_WORDS[index + 1]} != = ]] || index=$((index + 1))
+			value=${COMP_WORDS[index + 1]}
 			index=$((index + 1))
 			while [[ ${COMP_WORDS[index + 1]} == : ]]; do
-				server[1]+=:${COMP_WORDS[index + 2]}
+				value+=:${COMP_WORDS[index + 2]}
 				index=$((index + 2))
 			done
+			[[ $option != -s && $option != --server ]] || server=(-s "$value")
 			;;
+		--server=*) server=(-s "${option#*=}") ;;
 		-*) ;;
-		*) [[ -n $command ]] || command=${COMP_WORDS[index]} ;;
+		*) [[ -n $command ]] || command=$option ;;
 		esac
 	done
 	case ${COMP_WORDS[COMP_CWORD - 1]} in

@@ -4,11 +4,11 @@
 function __beanstalkctl_tubes
     set -l words (commandline -opc)
     set -l at (contains -i -- -s $words; or contains -i -- --server $words)
+    set -l server (string replace --filter --regex -- '^--server=' '' $words)
     if test -n "$at"
-        beanstalkctl -s $words[(math $at + 1)] --timeout 1 tubes 2>/dev/null
-    else
-        type -q beanstalkctl; and beanstalkctl --timeout 1 tubes 2>/dev/null
+        set server $words[(math $at + 1)]
     end
+    type -q beanstalkctl; and beanstalkctl (string replace --regex -- '^' '--server=' $server) --timeout 1 tubes 2>/dev/null
 end
 
 set -l commands status check top failed jobs job retry move delete flush pause resume drain export import workers bench put tubes

@@ -11,9 +11,20 @@ files=$(realpath "$1")
 . tests/packages/common.sh
 mkdir -p "$scratch/home" "$scratch/here/jobs"
 : >"$scratch/here/journal"
+# Instead of a tube it names the server that it was given.
+mkdir "$scratch/bin"
+cat >"$scratch/bin/beanstalkctl" <<-'SH'
+	#!/bin/sh
+	case $1 in
+	-s) echo "of-$2" ;;
+	--server=*) echo "of-${1#*=}" ;;
+	*) echo of-default ;;
+	esac
+SH
+chmod +x "$scratch/bin/beanstalkctl"
 cd "$scratch/here"
-HOME=$scratch/home
-export HOME
+HOME=$scratch/home PATH=$scratch/bin:$PATH
+export HOME PATH
 
 # Asks what is completed, and expects these words in any order: offers TYPED WORD...
 offers() {
@@ -36,6 +47,10 @@ conversations() {
 		dr|drain
 		jobs mail --state re|ready reserved
 		put mail --ke|--key
+		--timeout 3 dr|drain
+		--timeout 3 flush |of-default
+		-s 127.0.0.9:11301 flush |of-127.0.0.9:11301
+		--server=127.0.0.9:11301 flush |of-127.0.0.9:11301
 	LINES
 	program=beanstalkd
 	while IFS='|' read -r typed words <&3; do
@@ -81,6 +96,9 @@ in_bash() {
 	}
 	breaks=
 	conversations
+	program=beanstalkctl
+	offers '--server = 127.0.0.9 : 11301 --timeout = 3 flush o' of-127.0.0.9:11301
+	program=beanstalkd
 	offers '--log-format = j' json
 	offers '--log-format =' json text
 	offers '-l unix : j' jobs/ journal
