@@ -248,6 +248,9 @@ fn options(flags: &Flags) -> Result<Options, String> {
         return wrong("--metrics and -l cannot have the same Unix socket");
     }
     let binlog = binlog_place(flags)?;
+    if binlog.is_none() && flags.has("binlog-limit") {
+        warnings.push("--binlog-limit has no effect without -b".to_owned());
+    }
     let default_limit = match binlog {
         Some(BinlogPlace::Etcd(_)) => etcd::DEFAULT_BINLOG_LIMIT,
         Some(BinlogPlace::Directory(_)) | None => Settings::DEFAULT.max_binlog_bytes,
@@ -461,6 +464,9 @@ mod tests {
 
     #[test]
     fn sizes_are_brought_into_range() {
+        let warning = "--binlog-limit has no effect without -b";
+        assert_eq!(options(&["--binlog-limit", "1M"]).warnings, [warning]);
+        assert!(options(&["--binlog-limit", "1M", "-b", "/x"]).warnings.is_empty());
         assert_eq!(options(&["-z", "0"]).settings.max_job_size, 0);
         let lowered = options(&["-z", "99999999999"]);
         assert_eq!(lowered.settings.max_job_size, MAX_JOB_SIZE);

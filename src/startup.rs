@@ -40,6 +40,7 @@ use log::{info, warn};
 use socket2::Socket;
 use std::fmt::Display;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 /// The exit codes of a user database that cannot be read, of a user that it lacks, and of a user that this
@@ -324,15 +325,20 @@ fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Direct
 }
 
 /// Returns the argument of `-s` with which `beanstalkctl` finds this socket from its own machine, or `None`
-/// for the default port.
+/// if it finds it without.
 fn tool_server(listener: &Socket) -> Option<String> {
     match listener.local_addr().ok()?.as_socket() {
-        Some(address) if address.port() == options::DEFAULT_PORT => None,
-        Some(address) if address.ip().is_unspecified() => {
-            Some(format!("127.0.0.1:{}", address.port()))
-        }
-        Some(_) | None => Some(listen::name_of(listener)),
+        Some(address) => tool_address(address),
+        None => Some(listen::name_of(listener)),
     }
+}
+
+fn tool_address(mut address: SocketAddr) -> Option<String> {
+    if address.ip().is_unspecified() {
+        address.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    let is_default = address == (Ipv4Addr::LOCALHOST, options::DEFAULT_PORT).into();
+    (!is_default).then(|| address.to_string())
 }
 
 fn facts(started_at: Nanos) -> ProcessInfo {
@@ -368,6 +374,20 @@ mod tests {
         ] {
             let failure = BinlogError::new(step, "tried", error);
             assert_eq!(failure_of_replay(&"jobs", &failure).exit_code, code, "{failure}");
+        }
+    }
+
+    #[test]
+    fn the_tool_needs_the_address_of_a_socket_that_it_would_not_find() {
+        for (address, argument) in [
+            ("0.0.0.0:11300", None),
+            ("[::]:11300", None),
+            ("127.0.0.1:11300", None),
+            ("[::]:11301", Some("127.0.0.1:11301")),
+            ("127.0.0.2:11300", Some("127.0.0.2:11300")),
+            ("[::1]:11300", Some("[::1]:11300")),
+        ] {
+            assert_eq!(tool_address(address.parse().unwrap()).as_deref(), argument);
         }
     }
 }

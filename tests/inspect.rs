@@ -197,6 +197,6 @@ fn damage_is_reported_while_the_server_writes() {
         let (moments, random) = (&moments[..], random.fork());
         let mut directory = BusyDirectory { moments, at, haste, random, open: None };
         let report = damage(&mut directory).expect("a file is damaged");
-        assert!(report.contains("1 damaged places"), "{report}");
+        assert!(report.contains(": 1 damaged place\n"), "{report}");
     }
 }

@@ -217,6 +217,16 @@ fn at_most_20_problems_are_shown() {
     let shown = html.matches("<li class=warning>").count();
     assert!((5..20).contains(&shown) && html.contains(&format!("<li>and {} more\n", 30 - shown)));
     assert!(html.len() < HTML_MAX, "{} bytes", html.len());
+    // The first line counts the server too if its problem is not among them.
+    let mut site = Site::new();
+    for number in 0..21 {
+        site.ask(format!("use t{number}\r\nput 0 0 9 1\r\nx\r\n"));
+    }
+    site.driver.advance(Nanos::from_secs(61));
+    site.driver.set_draining(true);
+    let text = site.body("/", TEXT);
+    assert!(text.starts_with("The server and 21 of 22 tubes need attention\n"), "{text}");
+    assert!(!text.contains("draining:"), "{text}");
 }
 
 #[test]

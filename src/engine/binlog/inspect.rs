@@ -16,8 +16,7 @@ use super::record::{
     self, Content, FILE_HEAD_LEN, Fields, JobState, KeyRecord, Layout, Mark, SHORT_LEN, VERSION_LEN,
 };
 use crate::engine::digest::{Con, Digest};
-use crate::engine::text::CR_LF;
-use crate::engine::text::JsonText;
+use crate::engine::text::{CR_LF, CountOf, JsonText};
 use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -285,7 +284,7 @@ impl Survey {
         write!(out, "{files} files, {jobs} jobs: ")?;
         match damages {
             0 => writeln!(out, "sound"),
-            _ => writeln!(out, "{damages} damaged places"),
+            _ => writeln!(out, "{}", CountOf(damages as u64, "damaged place")),
         }
     }
 }

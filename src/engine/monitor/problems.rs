@@ -22,6 +22,8 @@ pub struct Problems {
     tubes: u64,
     /// The number of tubes that need attention. A notice does not count.
     tubes_in_need: u64,
+    /// The server needs attention.
+    is_server_in_need: bool,
 }
 
 /// At most this many problems are shown.
@@ -52,6 +54,7 @@ impl Problems {
             is_draining: view.server.is_draining,
         };
         let problems = attention::of_server(&facts, view.server.process.tool_server.as_deref());
+        self.is_server_in_need = !problems.is_empty();
         problems.into_iter().for_each(|problem| self.add("", problem));
     }
 
@@ -73,9 +76,8 @@ impl Problems {
 
     /// Returns the first line of the page of the server.
     pub fn verdict(&self) -> String {
-        let of_server = self.shown.iter().any(|(tube, _)| tube.is_empty());
         let (all, count) = (CountOf(self.tubes, "tube"), Value::Count(self.tubes_in_need));
-        match (of_server, self.tubes_in_need) {
+        match (self.is_server_in_need, self.tubes_in_need) {
             (false, 0) => "Nothing needs attention".to_owned(),
             (true, 0) => "The server needs attention".to_owned(),
             (false, 1) => format!("1 of {all} needs attention"),
