@@ -18,9 +18,9 @@ const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// `retry`
 pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result {
-    let states: &[&str] = if args.has("delayed") { &["buried", "delayed"] } else { &["buried"] };
-    let (asks, limit) = (args.has("all"), args.number("limit")?);
-    let mut task = Task { verb: "retry", done: "retried", asks, states, limit, ..Task::default() };
+    let (asks, limit, mut states) = (args.has("all"), args.number("limit")?, vec!["buried"]);
+    states.extend(args.has("delayed").then_some("delayed"));
+    let mut task = Task { asks, states, limit, ..Task::default() };
     let needs = |what: &str| usage_error(format_args!("retry: needs {what}"));
     match (&args.words[..], asks, limit) {
         (_, false, None) => {
@@ -39,9 +39,8 @@ pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result {
 
 /// `delete`
 pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result {
-    let ids = args.ids(0)?;
-    let (verb, done, asks) = ("delete", "deleted", ids.len() > 1);
-    Task { verb, done, asks, ids, states: NOT_HELD, ..Task::default() }.run(ctl, delete_each)
+    let (ids, states) = (args.ids(0)?, NOT_HELD.to_vec());
+    Task { asks: ids.len() > 1, ids, states, ..Task::default() }.run(ctl, delete_each)
 }
 
 fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result {
@@ -50,15 +49,15 @@ fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result {
 
 /// `flush`
 pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result {
-    let states: &[&str] = if args.has("buried") { &["buried"] } else { &["any"] };
-    let (verb, done, asks) = ("delete", "deleted", true);
+    ctl.verb = "delete";
     let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
-    let task = Task { verb, done, asks, tube, states, ..Task::default() };
+    let states = vec![if args.has("buried") { "buried" } else { "any" }];
+    let task = Task { asks: true, tube, states, ..Task::default() };
     if task.begin(ctl)? { flush_selected(ctl, task) } else { Ok(()) }
 }
 
-/// Deletes the selected jobs of a tube. Without a command for that they are deleted one by one, and those that
-/// workers hold stay.
+/// Deletes the buried jobs of a tube, or all. Without a command for that they are deleted one by one, and those
+/// that workers hold stay.
 pub fn flush_selected(ctl: &mut Ctl, mut task: Task<'_>) -> Result {
     let Some(tube) = &task.tube else { return Ok(()) };
     let is_all = task.states == ["any"];
@@ -70,7 +69,7 @@ pub fn flush_selected(ctl: &mut Ctl, mut task: Task<'_>) -> Result {
         "UNKNOWN_COMMAND" => {
             let held = if is_all { tube.jobs("reserved") } else { 0 };
             let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
-            task.states = if is_all { NOT_HELD } else { task.states };
+            task.states = if is_all { NOT_HELD.to_vec() } else { task.states };
             task.each(ctl, delete_each)?;
             if held > 0 {
                 ctl.work.fail(rest);
@@ -91,32 +90,27 @@ pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result {
     {
         (words, time) = (tubes, secs);
     }
-    set_pause(ctl, args, words, time, ("pause", "paused"))
+    set_pause(ctl, args, words, time)
 }
 
 /// `resume`
 pub fn resume(ctl: &mut Ctl, args: &Flags) -> Result {
-    set_pause(ctl, args, &args.words, 0, ("resume", "resumed"))
+    set_pause(ctl, args, &args.words, 0)
 }
 
-fn set_pause(
-    ctl: &mut Ctl,
-    args: &Flags,
-    words: &[String],
-    time: u32,
-    (verb, done): (&str, &str),
-) -> Result {
+fn set_pause(ctl: &mut Ctl, args: &Flags, words: &[String], time: u32) -> Result {
     let is_all = args.has("all");
     if is_all != words.is_empty() {
-        return Err(usage_error(format_args!("{verb}: needs names of tubes, or --all")));
+        let needs = "needs names of tubes, or --all";
+        return Err(usage_error(format_args!("{}: {needs}", ctl.verb)));
     }
     words.iter().try_for_each(|word| args::tube(word).map(|_| ()))?;
     let names = if is_all { look::tube_names(&mut ctl.conn)? } else { words.to_vec() };
     let count = names.len() as u64;
     if is_all {
-        ctl.confirm(verb, &CountOf(count, "tube").to_string())?;
+        ctl.confirm(CountOf(count, "tube"))?;
     }
-    ctl.begin(verb, done, count);
+    ctl.begin(count);
     let tubes = known(ctl, &names)?;
     if ctl.is_dry_run {
         ctl.work.add(tubes.len() as u64);
@@ -150,7 +144,7 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result {
         format!("tube {}: {}", cut(&tube.name, name_max, true), counts.join(", "))
     };
     if !ctl.is_dry_run {
-        ctl.begin("drain", "drained", 0);
+        ctl.begin(0);
     }
     let start = clock::monotonic();
     let mut tubes = known(ctl, &args.words)?;

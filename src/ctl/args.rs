@@ -3,7 +3,7 @@
 use super::conn::Conn;
 use super::look::STATES;
 use super::work::Work;
-use super::{COMMANDS, Ctl, EXIT_USAGE, Result, Run, print};
+use super::{COMMANDS, Command, Ctl, EXIT_USAGE, Result, print};
 use crate::engine::text::is_tube_name;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::os::failure::Failure;
@@ -67,8 +67,11 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
     if args.has("version") {
         return print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION"))).map(|()| 0);
     }
-    let run = command(&mut args, known)?;
+    let &(usage, _, _, _, done, run) = command(&mut args, known)?;
+    let verb = usage.split(' ').next().unwrap_or_default();
     let mut ctl = Ctl {
+        verb,
+        done,
         conn: Conn::to(address, timeout),
         is_json: args.has("json"),
         is_dry_run: args.has("dry-run"),
@@ -79,23 +82,23 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
     ctl.end(ended)
 }
 
-/// Removes the name of the command from the words, and returns what runs it. Its words must be as many as it
+/// Removes the name of the command from the words, and returns it. Its words must be as many as it
 /// takes, and of the options that commands have, only its own are allowed.
-fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<Run> {
+fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'static Command> {
     if args.words.is_empty() {
         return Err(usage_error("no command"));
     }
     let name = args.words.remove(0);
     let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
-    let &(usage, least, most, _, run) =
-        command.ok_or_else(|| usage_error(format_args!("unknown command: {name}")))?;
+    let command = command.ok_or_else(|| usage_error(format_args!("unknown command: {name}")))?;
+    let &(usage, least, most, ..) = command;
     if !(least..=most).contains(&args.words.len()) {
         return Err(usage_error(format_args!("use: beanstalkctl {usage}")));
     }
     others.retain(|other| args.has(other.0) && options(usage).all(|own| own != *other));
     match others.first() {
         Some((other, _)) => Err(usage_error(format_args!("{name} has no option --{other}"))),
-        None => Ok(run),
+        None => Ok(command),
     }
 }
 
@@ -117,7 +120,7 @@ fn address(text: &str) -> Result<String> {
 
 fn help() -> String {
     let mut text = "Use: beanstalkctl [OPTIONS] COMMAND ...\n\nCommands:\n".to_string();
-    for (usage, _, _, help, _) in COMMANDS {
+    for (usage, _, _, help, ..) in COMMANDS {
         text += &match usage.len() {
             0..29 => format!("  {usage:28} {help}\n"),
             _ => format!("  {usage}\n  {:28} {help}\n", ""),
@@ -150,10 +153,8 @@ impl Flags {
 
 /// Returns `text` if it is a valid name of a tube.
 pub fn tube(text: &str) -> Result<&str> {
-    let is_valid = is_tube_name(text.as_bytes());
-    is_valid
-        .then_some(text)
-        .ok_or_else(|| usage_error(format_args!("{text}: not a name of a tube")))
+    let name = Some(text).filter(|text| is_tube_name(text.as_bytes()));
+    name.ok_or_else(|| usage_error(format_args!("{text}: not a name of a tube")))
 }
 
 /// Returns the id of a job.
@@ -162,7 +163,8 @@ pub fn id(text: &str) -> Result<u64> {
     id.ok_or_else(|| usage_error(format_args!("{text}: not the id of a job")))
 }
 
-/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. A time is at most as long as the protocol can say.
+/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. One that is longer than the
+/// protocol can say is the longest that it can.
 pub fn seconds(text: &str) -> Option<u32> {
     let units = [('s', 1), ('m', 60), ('h', 3600)];
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));

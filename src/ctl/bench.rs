@@ -34,7 +34,7 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
     }
     let now = clock::time_of_day().as_nanos();
     let tube = format!("beanstalkctl-bench-{}-{now}", std::process::id());
-    ctl.begin("", "", count.0);
+    ctl.begin(count.0);
     let start = clock::monotonic();
     let (sender, receiver) = channel();
     let mut all = Vec::new();
@@ -61,7 +61,7 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
         && let Ok(tube) = look::tube(&mut ctl.conn, &tube)
     {
         // It has failed, whether its jobs can be deleted or not.
-        let task = Task { tube: Some(tube), states: &["any"], ..Task::default() };
+        let task = Task { tube: Some(tube), states: vec!["any"], ..Task::default() };
         let _ = flush_selected(ctl, task);
     }
     ended.and_then(|()| report(ctl, &all, nanos))

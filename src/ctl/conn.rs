@@ -69,14 +69,10 @@ impl Conn {
     }
 
     /// Sends a request for each item, a window of them at a time, and returns their replies.
-    pub fn ask_each<T>(
-        &mut self,
-        items: &[T],
-        request: impl Fn(&T) -> String,
-    ) -> Result<Vec<Reply>> {
-        let mut replies = Vec::with_capacity(items.len());
-        for window in items.chunks(WINDOW) {
-            let requests: String = window.iter().map(|item| request(item) + "\r\n").collect();
+    pub fn ask_each<T>(&mut self, of: &[T], line: impl Fn(&T) -> String) -> Result<Vec<Reply>> {
+        let mut replies = Vec::with_capacity(of.len());
+        for window in of.chunks(WINDOW) {
+            let requests: String = window.iter().map(|item| line(item) + "\r\n").collect();
             replies.push(self.send(requests.as_bytes())?);
             for _ in &window[1..] {
                 replies.push(self.send(b"")?);

@@ -50,36 +50,40 @@ type Result<T = (), E = Failure> = std::result::Result<T, E>;
 /// Runs a command.
 type Run = fn(&mut Ctl, &Flags) -> Result;
 
-/// A command: its words and options, the least and the most words, help, and what runs it.
-type Command = (&'static str, usize, usize, &'static str, Run);
+/// A command: its words and options, the least and the most words, help, how its last line begins if it has one,
+/// and what runs it.
+type Command = (&'static str, usize, usize, &'static str, &'static str, Run);
 
 const ANY: usize = usize::MAX;
 
 #[rustfmt::skip]
-const COMMANDS: [Command; 19] = [
-    ("status", 0, 0, "all tubes, those that need attention first", status::status),
-    ("check", 0, 0, "one line and an exit code, for cron and Nagios", status::check),
-    ("top [SECS]", 0, 1, "status with rates, again every SECS (2)", status::top),
-    ("failed [TUBE] [--limit N]", 0, 1, "buried jobs", list::failed),
-    ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", list::jobs),
-    ("job ID [--body]", 1, 1, "one job with its body, or its body only", list::job),
-    ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", act::retry),
-    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", transfer::move_jobs),
-    ("delete ID...", 1, ANY, "delete jobs", act::delete),
-    ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", act::flush),
-    ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", act::pause),
-    ("resume TUBE...|--all", 0, ANY, "end a pause", act::resume),
-    ("drain TUBE... [--held] [--within TIME]", 1, ANY, "wait until nothing is ready, held or delayed", act::drain),
-    ("export TUBE [--take]", 1, 1, "print jobs as lines of JSON", transfer::export),
-    ("import [--tube T]", 0, 0, "put jobs from lines of JSON", transfer::import),
-    ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", list::workers),
-    ("bench [--jobs N] [--connections N] [--size S]", 0, 0, "measure latency", bench::bench),
-    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [--con K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", transfer::put),
-    ("tubes", 0, 0, "names of tubes", status::tubes),
+static COMMANDS: [Command; 19] = [
+    ("status", 0, 0, "all tubes, those that need attention first", "", status::status),
+    ("check", 0, 0, "one line and an exit code, for cron and Nagios", "", status::check),
+    ("top [SECS]", 0, 1, "status with rates, again every SECS (2)", "", status::top),
+    ("failed [TUBE] [--limit N]", 0, 1, "buried jobs", "", list::failed),
+    ("jobs TUBE [--state S] [--after ID] [--limit N]", 1, 1, "jobs of a tube", "", list::jobs),
+    ("job ID [--body]", 1, 1, "one job with its body, or its body only", "", list::job),
+    ("retry ID...|TUBE --all|--limit N [--delayed]", 1, ANY, "make buried jobs ready", "retried", act::retry),
+    ("move FROM TO [ID...] [--state S] [--limit N]", 2, ANY, "move jobs; without IDs or a state the buried ones", "moved", transfer::move_jobs),
+    ("delete ID...", 1, ANY, "delete jobs", "deleted", act::delete),
+    ("flush TUBE [--buried]", 1, 1, "delete all jobs of a tube", "deleted", act::flush),
+    ("pause TUBE...|--all [TIME]", 0, ANY, "give out no jobs for a time (1h)", "paused", act::pause),
+    ("resume TUBE...|--all", 0, ANY, "end a pause", "resumed", act::resume),
+    ("drain TUBE... [--held] [--within TIME]", 1, ANY, "wait until nothing is ready, held or delayed", "drained", act::drain),
+    ("export TUBE [--take]", 1, 1, "print jobs as lines of JSON", "exported", transfer::export),
+    ("import [--tube T]", 0, 0, "put jobs from lines of JSON", "imported", transfer::import),
+    ("workers [TUBE]", 0, 1, "clients, and the jobs that they hold", "", list::workers),
+    ("bench [--jobs N] [--connections N] [--size S]", 0, 0, "measure latency", "", bench::bench),
+    ("put TUBE [--pri N] [--delay T] [--ttr T] [--key K] [--con K] [BODY]", 1, 2, "put a job, its body from stdin without BODY", "", transfer::put),
+    ("tubes", 0, 0, "names of tubes", "", status::tubes),
 ];
 
 /// One run of the tool: the connection, the options of all commands, and what was done.
 struct Ctl {
+    /// What the command does, such as `retry`, and its past tense for the last line.
+    verb: &'static str,
+    done: &'static str,
     conn: Conn,
     is_json: bool,
     is_dry_run: bool,

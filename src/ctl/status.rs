@@ -131,10 +131,8 @@ fn verdict(ctl: &mut Ctl) -> Result<(u8, String)> {
         let (tubes, ready) = (CountOf(tubes.len() as u64, "tube"), count("ready"));
         return Ok((0, format!("{tubes}, {ready} ready, {} buried", count("buried"))));
     };
-    let more = match problems.len() - 1 {
-        0 => String::new(),
-        more => format!("; {more} more"),
-    };
+    let more = problems.len() - 1;
+    let more = if more > 0 { format!("; {more} more") } else { String::new() };
     // 1 is a warning, and 2 is critical.
     Ok((*level as u8, format!("{place}: {text}{more}")))
 }
@@ -144,7 +142,7 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result {
     let secs = args.words.first().map_or(Some(2), |word| args::seconds(word));
     let secs = secs.filter(|&secs| secs > 0);
     let secs = secs.ok_or_else(|| usage_error("top: not a time, such as 2 or 10s"))?;
-    ctl.begin("", "", 0);
+    ctl.begin(0);
     let mut tubes = Vec::new();
     loop {
         tubes = look_again(ctl, &tubes)?;

@@ -16,7 +16,8 @@ use std::io::{self, BufRead, Read};
 pub const DEFAULT_PRI: u32 = 1024;
 pub const DEFAULT_TTR: u32 = 60;
 
-/// Jobs are exported together until their bodies have this many bytes: they are in memory meanwhile.
+/// So many jobs are exported together that their bodies have at most this many bytes: they are in memory
+/// meanwhile.
 const PIECE_MAX: u64 = 1 << 20;
 
 /// A job with its body.
@@ -70,20 +71,17 @@ pub fn tag(word: &str, key: &str) -> Option<String> {
 pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
     let (from, to) = (args::tube(&args.words[0])?, args::tube(&args.words[1])?);
     let ids = args.ids(2)?;
-    let states: &[&str] = match args.state()? {
+    let states = match args.state()? {
         Some("reserved") => return Err(usage_error("move: held jobs stay with their workers")),
         _ if from == to => return Err(usage_error("move: both tubes are the same")),
-        Some("ready") => &["ready"],
-        Some("delayed") => &["delayed"],
-        Some("any") => NOT_HELD,
-        None if !ids.is_empty() => NOT_HELD,
-        _ => &["buried"],
+        Some("any") => NOT_HELD.to_vec(),
+        None if !ids.is_empty() => NOT_HELD.to_vec(),
+        state => vec![state.unwrap_or("buried")],
     };
     let limit = args.number("limit")?;
     let tube = Some(look::tube(&mut ctl.conn, from)?);
     let to_tube = format!(" to {to}");
-    let task =
-        Task { verb: "move", done: "moved", to: &to_tube, asks: true, tube, ids, states, limit };
+    let task = Task { to: &to_tube, asks: true, tube, ids, states, limit };
     let put = |conn: &mut Conn, jobs: &[Whole<'_>]| {
         jobs.iter().try_for_each(|(job, body)| {
             let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];
@@ -103,19 +101,13 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
 /// `export`
 pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
     let takes = args.has("take");
-    let (verb, states): (_, &[&str]) =
-        if takes { ("take", NOT_HELD) } else { ("export", &["any"]) };
     let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
-    let task = Task { verb, done: "exported", asks: takes, tube, states, ..Task::default() };
-    task.run(ctl, |ctl, jobs| {
-        let mut bytes = 0;
-        let mut pieces = jobs.chunk_by(|job, _| {
-            bytes += job.number("bytes");
-            let has_room = bytes < PIECE_MAX;
-            bytes *= u64::from(has_room);
-            has_room
-        });
-        pieces.try_for_each(|piece| {
+    ctl.verb = if takes { "take" } else { "export" };
+    let states = if takes { NOT_HELD.to_vec() } else { vec!["any"] };
+    Task { asks: takes, tube, states, ..Task::default() }.run(ctl, |ctl, jobs| {
+        let largest = jobs.iter().map(|job| job.number("bytes")).fold(1, u64::max);
+        let count = usize::try_from(PIECE_MAX / largest).unwrap_or(1).max(1);
+        jobs.chunks(count).try_for_each(|piece| {
             if takes {
                 let twice = "written and not deleted, as its TTR has ended";
                 return take(ctl, piece, twice, |_, jobs| print_jobs(jobs).and_then(|()| sync()));
@@ -217,7 +209,7 @@ fn sync() -> Result {
 pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
-    ctl.begin("import", "imported", 0);
+    ctl.begin(0);
     for (index, line) in io::stdin().lock().split(b'\n').enumerate() {
         if ctl.work.is_stopped() {
             break;

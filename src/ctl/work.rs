@@ -16,26 +16,21 @@ use std::time::Duration;
 /// Work that ends early, with a report, if SIGINT arrives.
 #[derive(Default)]
 pub struct Work {
-    /// The beginning of the last line: `moved`; nothing without that line.
-    line: String,
     /// The number of jobs that are done.
     pub done: u64,
     /// The number of jobs that cannot be reserved, because others with their `con:` key are.
     pub blocked: u64,
-    /// The number of jobs that the work is about; 0 if it shows no progress.
-    total: u64,
+    /// The number of jobs that the work is about, once it has begun; 0 if it shows no progress.
+    total: Option<u64>,
     signals: Option<Signals>,
     is_stopped: bool,
     /// The exit code, unless the work ends with a failure.
     pub exit_code: u8,
 }
 
-/// What is done with which jobs: those with some ids, or those of a tube.
+/// The jobs that a command works on: those with some ids, or those of a tube.
 #[derive(Default)]
 pub struct Task<'t> {
-    /// `retry`, and `retried` in the last line.
-    pub verb: &'static str,
-    pub done: &'static str,
     /// What follows the number of jobs and their tube in a question or a dry run.
     pub to: &'t str,
     /// Whether it asks before it begins.
@@ -44,7 +39,7 @@ pub struct Task<'t> {
     pub tube: Option<Tube>,
     /// The ids; without one, all jobs of the tube in these states are selected.
     pub ids: Vec<u64>,
-    pub states: &'static [&'static str],
+    pub states: Vec<&'static str>,
     /// At most this many jobs.
     pub limit: Option<u64>,
 }
@@ -58,29 +53,25 @@ impl Task<'_> {
     /// Asks, and begins the work. A dry run on a tube prints the number of jobs and has no work. Returns whether
     /// there is work.
     pub fn begin(&self, ctl: &mut Ctl) -> Result<bool> {
-        let Task { verb, done, to, tube, ids, .. } = self;
+        let (Task { to, tube, ids, .. }, verb) = (self, ctl.verb);
         let in_states = |tube: &Tube| self.states.iter().map(|state| tube.jobs(state)).sum();
         let of_tube = tube.as_ref().map_or(String::new(), |tube| format!(" of tube {}", tube.name));
         let searched = tube.as_ref().filter(|_| ids.is_empty());
         let total = searched.map_or(ids.len() as u64, in_states).min(self.left(ctl));
         let what = format!("{}{of_tube}{to}", CountOf(total, "job"));
-        if ctl.is_dry_run && self.ids.is_empty() {
+        if ctl.is_dry_run && ids.is_empty() {
             return ctl.would(format_args!("{verb} {what}")).map(|()| false);
         }
         if self.asks {
-            ctl.confirm(verb, &what)?;
+            ctl.confirm(what)?;
         }
-        ctl.begin(verb, done, total);
+        ctl.begin(total);
         Ok(true)
     }
 
     /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped. In a dry
     /// run they are only counted.
-    pub fn each(
-        &self,
-        ctl: &mut Ctl,
-        mut act: impl FnMut(&mut Ctl, &[Fields]) -> Result,
-    ) -> Result {
+    pub fn each(&self, ctl: &mut Ctl, act: impl Fn(&mut Ctl, &[Fields]) -> Result) -> Result {
         for window in self.ids.chunks(WINDOW) {
             let jobs = self.named(ctl, window)?;
             if ctl.is_dry_run {
@@ -100,7 +91,7 @@ impl Task<'_> {
             }
         }
         let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
-        for state in self.states {
+        for &state in &self.states {
             // Jobs that are put meanwhile are left out.
             let left = self.left(ctl).min(tube.jobs(state));
             let mut pages = Pages { tube: &tube.name, state, after: 0, left };
@@ -114,7 +105,7 @@ impl Task<'_> {
     }
 
     /// Begins, and does all work.
-    pub fn run(&self, ctl: &mut Ctl, act: impl FnMut(&mut Ctl, &[Fields]) -> Result) -> Result {
+    pub fn run(&self, ctl: &mut Ctl, act: impl Fn(&mut Ctl, &[Fields]) -> Result) -> Result {
         if self.begin(ctl)? { self.each(ctl, act) } else { Ok(()) }
     }
 
@@ -141,20 +132,19 @@ impl Task<'_> {
 
 impl Ctl {
     /// Asks before work that destroys. Without a terminal, `--yes` is needed.
-    pub fn confirm(&self, verb: &str, what: &str) -> Result {
+    pub fn confirm(&self, what: impl Display) -> Result {
         if self.is_confirmed || self.is_dry_run {
             return Ok(());
         }
+        let refuse = |why| Err(Failure::new(EXIT_USAGE, format!("{why}nothing was changed")));
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            let message = "needs --yes without a terminal; nothing was changed";
-            return Err(Failure::new(EXIT_USAGE, message));
+            return refuse("needs --yes without a terminal; ");
         }
-        let (first, rest) = verb.split_at(1);
+        let (first, rest) = self.verb.split_at(1);
         let _ = write!(io::stderr(), "{}{rest} {what}? [y/N] ", first.to_uppercase());
         let mut answer = String::new();
         let _ = io::stdin().read_line(&mut answer);
-        let is_yes = ["y", "Y", "yes"].contains(&answer.trim());
-        if is_yes { Ok(()) } else { Err(Failure::new(EXIT_USAGE, "nothing was changed")) }
+        if ["y", "Y", "yes"].contains(&answer.trim()) { Ok(()) } else { refuse("") }
     }
 
     /// Returns one of both: the object with `--json`, and the line without.
@@ -168,12 +158,10 @@ impl Ctl {
         print(self.either(object, format!("would {what}")))
     }
 
-    /// Begins the work. From now on, SIGINT stops it between two jobs. The last line begins with `done`, or in
-    /// a dry run with what it would do.
-    pub fn begin(&mut self, verb: &str, done: &str, total: u64) {
-        let line = if self.is_dry_run { format!("would {verb}") } else { done.to_owned() };
+    /// Begins the work on some number of jobs, 0 without progress. From now on, SIGINT stops it between two jobs.
+    pub fn begin(&mut self, total: u64) {
         // Without the descriptor, SIGINT ends the process: jobs that it holds become ready again.
-        self.work = Work { line, total, signals: Signals::take().ok(), ..Work::default() };
+        self.work = Work { total: Some(total), signals: Signals::take().ok(), ..Work::default() };
     }
 
     /// Sends a request about each of these, and counts those that are `done`. What is gone needs none.
@@ -189,10 +177,12 @@ impl Ctl {
     /// Prints what was done, and returns the exit code. `ended` may have a failure that ended the work
     /// early.
     pub fn end(mut self, ended: Result) -> Result<u8> {
-        let Work { line, done, .. } = &self.work;
         self.work.show("");
-        let text = self.either(Fields::of([(line, done.to_string())]), format!("{line} {done}"));
-        let printed = match &**line {
+        let line = if self.is_dry_run { format!("would {}", self.verb) } else { self.done.into() };
+        let done = self.work.done.to_string();
+        let text = self.either(Fields::of([(&*line, done.clone())]), format!("{line} {done}"));
+        let printed = match self.done {
+            _ if self.work.total.is_none() => Ok(()),
             "" => Ok(()),
             // Stdout has the jobs.
             "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
@@ -215,11 +205,12 @@ impl Ctl {
 impl Work {
     /// Counts jobs that are done.
     pub fn add(&mut self, jobs: u64) {
-        let percent = |done: u64| (done * 100).checked_div(self.total).unwrap_or(0);
+        let total = self.total.unwrap_or(0);
+        let percent = |done: u64| (done * 100).checked_div(total).unwrap_or(0);
         let (before, now) = (percent(self.done), percent(self.done + jobs));
         self.done += jobs;
-        if self.total > 1 && now > before {
-            self.show(&format!("{}/{} {now}%", Grouped(self.done), Grouped(self.total)));
+        if total > 1 && now > before {
+            self.show(&format!("{}/{} {now}%", Grouped(self.done), Grouped(total)));
         }
     }
 
