@@ -185,7 +185,7 @@ fn parser(with_etcd: bool) -> getopts::Options {
 
 impl Flags {
     /// Returns a size in bytes.
-    fn size(&self, flag: &str) -> Result<Option<u64>, UsageError> {
+    pub fn size(&self, flag: &str) -> Result<Option<u64>, UsageError> {
         self.value(flag, A_SIZE, size)
     }
 

@@ -424,9 +424,10 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
         worker.put("held");
         worker.expect("reserve\r\n", "RESERVED 5 4");
         worker.put("ready");
-        server.expect("delete 5", 1, "deleted 0\n", "job 5: ");
+        server.expect("delete 5", 1, "deleted 0\n", "job 5: a worker holds it");
         server.expect("flush mail", 2, "", "needs --yes");
         server.expect("-n flush mail", 0, "would delete 4 jobs of tube mail\n", "");
+        server.expect("-n flush mail --buried", 0, "would delete 2 buried jobs of tube mail\n", "");
         assert_eq!(server.counts("mail"), [1, 1, 0, 2]);
         server.expect("flush mail --buried --yes", 0, "deleted 2\n", "");
         if server.is_ours {
@@ -746,7 +747,7 @@ fn a_failed_write_deletes_nothing() {
 #[test]
 fn bench_measures_and_removes_its_tube() {
     on_both(|server| {
-        let rows = server.json("bench --jobs 50 --connections 3 --size 10");
+        let rows = server.json("bench --jobs 50 --connections 3 --size 1K");
         let commands: Vec<&str> = rows.iter().map(|row| row["command"].as_str().unwrap()).collect();
         assert_eq!(commands, ["put", "reserve", "delete"]);
         assert_eq!(rows[0]["jobs"], 50);

@@ -109,10 +109,10 @@ fn address(text: &str) -> Result<String> {
     }
     match text.rsplit_once(':') {
         Some(_) if text.starts_with("unix:") => Ok(text.into()),
-        None => Ok(format!("{text}:{DEFAULT_PORT}")),
+        None if !text.is_empty() => Ok(format!("{text}:{DEFAULT_PORT}")),
         Some(_) if text.ends_with(']') => Ok(format!("{text}:{DEFAULT_PORT}")),
-        Some((_, port)) if number::<u16>(port).is_some() => Ok(text.into()),
-        Some(_) => {
+        Some((host, port)) if !host.is_empty() && number::<u16>(port).is_some() => Ok(text.into()),
+        Some(_) | None => {
             Err(usage_error(format_args!("{text}: not a server, such as host:11300 or unix:PATH")))
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         for (text, full) in addresses {
             assert_eq!(address(text).ok().as_deref(), Some(full));
         }
-        for text in ["localhost:", "localhost:65536", "http://localhost", ":"] {
+        for text in ["localhost:", "localhost:65536", "http://localhost", ":", ":1", ""] {
             assert!(address(text).is_err(), "{text}");
         }
     }

@@ -24,7 +24,8 @@ type Latencies = [u64; 3];
 pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
     let jobs = args.number("jobs")?.unwrap_or(DEFAULT_JOBS);
     let connections = args.number("connections")?.unwrap_or(1);
-    let body = vec![b'x'; args.number("size")?.unwrap_or(DEFAULT_SIZE)];
+    let size = args.size("size")?.and_then(|size| usize::try_from(size).ok());
+    let body = vec![b'x'; size.unwrap_or(DEFAULT_SIZE)];
     if jobs == 0 || !(1..=MAX_CONNECTIONS).contains(&connections) {
         return Err(usage_error("bench: at least 1 job, and 1 to 1,000 connections"));
     }

@@ -97,7 +97,7 @@ pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
         complain(format_args!("{}: {}", problem.level.name(), problem.text));
     }
     if has_stuck(&tubes) {
-        complain("'stuck' assumes that no job was deleted in the last 5 s; 'check' looks twice");
+        complain("'stuck' assumes that no job was just deleted; 'check' looks twice");
     }
     Ok(())
 }

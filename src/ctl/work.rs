@@ -58,11 +58,13 @@ impl Task<'_> {
         let of_tube = tube.as_ref().map_or(String::new(), |tube| format!(" of tube {}", tube.name));
         let searched = tube.as_ref().filter(|_| ids.is_empty());
         let total = searched.map_or(ids.len() as u64, in_states).min(self.left(ctl));
-        let what = format!("{}{of_tube}{to}", CountOf(total, "job"));
+        let is_part = verb == "delete" && self.states == ["buried"];
+        let noun = if is_part { "buried job" } else { "job" };
+        let what = format!("{}{of_tube}{to}", CountOf(total, noun));
         if ctl.is_dry_run && ids.is_empty() {
             return ctl.would(format_args!("{verb} {what}")).map(|()| false);
         }
-        if self.asks {
+        if self.asks && total > 0 {
             ctl.confirm(what)?;
         }
         ctl.begin(total);
@@ -118,6 +120,9 @@ impl Task<'_> {
                 |job: &Fields| self.tube.as_ref().is_none_or(|tube| tube.name == job.text("tube"));
             match job.filter(is_here) {
                 None => ctl.work.fail(format_args!("job {id}: not found")),
+                Some(job) if job.text("state") == "reserved" => {
+                    ctl.work.fail(format_args!("job {id}: a worker holds it"));
+                }
                 Some(job) if !self.states.contains(&job.text("state")) => {
                     let (own, states) = (job.text("state"), self.states.join(" or "));
                     ctl.work.fail(format_args!("job {id}: {own}, not {states}"));
