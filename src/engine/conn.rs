@@ -63,7 +63,7 @@ pub struct Conn {
     /// The number of bytes at the front of the input that have no end of a line.
     searched: u16,
     /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back.
-    unread: usize,
+    unread: u32,
 }
 
 const _: () =
@@ -285,12 +285,8 @@ impl Conn {
         if self.output.hold(progress) && !std::mem::replace(&mut self.is_held, true) {
             s.held.push(self.client.key);
         }
-        self.overdue_since(s).is_some()
-    }
-
-    /// Returns since when output is held back, if that is for too long.
-    pub fn overdue_since(&self, s: &Store) -> Option<Nanos> {
-        self.output.held_since().filter(|&since| s.progress.is_some_and(|it| it.is_overdue(since)))
+        self.client.unsent_since = self.output.held_since().unwrap_or(Nanos::NEVER);
+        progress.is_overdue(self.client.unsent_since)
     }
 
     /// Removes the first `count` unsent bytes: the kernel has accepted them.
@@ -304,6 +300,7 @@ impl Conn {
     pub fn is_stalled(&mut self, takes_text: bool) -> bool {
         let holds_memory = takes_text || self.output.has_read_bodies();
         let len = if holds_memory { self.output.len() } else { 0 };
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
         std::mem::replace(&mut self.unread, len) == len && len > 0
     }
 

@@ -129,6 +129,11 @@ impl Progress {
         self.now.since(since) > self.patience
     }
 
+    /// Returns whether what waits since this moment has waited for longer than a working disk takes.
+    pub fn is_late(self, since: Nanos) -> bool {
+        self.now.since(since).as_nanos() > self.patience.as_nanos() / 10
+    }
+
     /// Returns whether some change has waited for too long.
     pub fn has_overdue(self) -> bool {
         self.waiting_for > self.patience

@@ -22,6 +22,8 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it has reserved, the one with the first deadline on top.
     pub held: Heap<ReservedEntry>,
+    /// The moment since which replies are held back; [`Nanos::NEVER`] if none are.
+    pub unsent_since: Nanos,
     is_producer: bool,
     is_worker: bool,
 }
@@ -41,6 +43,7 @@ impl Queue {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             held: Heap::default(),
+            unsent_since: Nanos::NEVER,
             is_producer: false,
             is_worker: false,
         };
@@ -55,10 +58,10 @@ impl Queue {
         Ok(client)
     }
 
-    /// Begins to close a connection that does not wait: ends its roles. Replies to reservations were not sent
-    /// `unsent_since` a moment, if there is one. Returns its jobs in reverse order of reservation, for
-    /// [`Queue::leave`], which does the rest; none if there are more than [`MAX_ORDERED_RELEASES`].
-    pub fn disconnect(&mut self, client: &mut Client, unsent_since: Option<Nanos>) -> Vec<JobKey> {
+    /// Begins to close a connection that does not wait: ends its roles. Returns its jobs in reverse order of
+    /// reservation, for [`Queue::leave`], which does the rest; none if there are more than
+    /// [`MAX_ORDERED_RELEASES`].
+    pub fn disconnect(&mut self, client: &mut Client) -> Vec<JobKey> {
         self.totals.producers -= u64::from(std::mem::take(&mut client.is_producer));
         self.totals.workers -= u64::from(std::mem::take(&mut client.is_worker));
         let mut entries: Vec<ReservedEntry> = Vec::new();
@@ -68,11 +71,6 @@ impl Queue {
             // The latest reservation first.
             let next = self.next_reserve_seq;
             entries.sort_unstable_by_key(|entry| next.wrapping_sub(entry.seq));
-        }
-        let is_unsent =
-            |entry: &&ReservedEntry| unsent_since.is_some_and(|since| entry.reserved_at >= since);
-        for entry in entries.iter().filter(is_unsent) {
-            self.stop_ttr(client, entry.job);
         }
         entries.into_iter().map(|entry| entry.job).collect()
     }

@@ -1,7 +1,6 @@
 //! Waiting, and what is due: the ends of delays, pauses, TTRs and timeouts, and what ticks do besides.
 
 use super::client::Client;
-use super::counts::CountedEvent;
 use super::outcomes::End;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
@@ -183,8 +182,6 @@ impl Queue {
             if !self.work.is_left() {
                 break;
             }
-            self.count_event(expired.job, CountedEvent::Timeout);
-            self.totals.timeouts += 1;
             self.take_back(client, expired.job, End::Timeout);
         }
         let result = match self.watchers[client.key].wait {

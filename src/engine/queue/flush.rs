@@ -424,7 +424,7 @@ mod tests {
                     }
                     4 if clients.len() > 1 => {
                         let mut client = clients.swap_remove(at);
-                        let mut order = queue.disconnect(&mut client, None);
+                        let mut order = queue.disconnect(&mut client);
                         queue.abandon_flush(conn);
                         asked = queue.flushes.iter().filter(|it| it.conn.is_some()).count();
                         assert!(queue.leave(&mut client, &mut order));

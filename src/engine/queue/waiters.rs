@@ -583,7 +583,7 @@ mod tests {
             1 => {
                 let mut client = clients.remove(&conn).expect("it was just found");
                 queue.stop_waiting(conn);
-                let mut order = queue.disconnect(&mut client, None);
+                let mut order = queue.disconnect(&mut client);
                 assert!(queue.leave(&mut client, &mut order));
                 model.waiting.retain(|&waiting| waiting != conn);
                 model.watched.remove(&conn);

@@ -73,9 +73,8 @@ impl<S> Link<S> {
             None => debug!("connection {} closed", client.key.id()),
         }
         self.stream = None;
-        let unsent_since = self.conn.overdue_since(s);
         self.conn.cancel(s);
-        let release_order = s.queue.disconnect(&mut self.conn.client, unsent_since);
+        let release_order = s.queue.disconnect(&mut self.conn.client);
         self.conn.doing = Doing::Leaving(release_order);
         s.connections -= 1;
     }
