@@ -143,9 +143,9 @@ fn rule_1_no_server_waits_for_the_end_of_a_leader_without_a_lease() {
 #[test]
 fn rule_1_the_name_of_a_leader_is_one_line_of_visible_text() {
     let mut cluster = Cluster::new(1, TTL_SECS);
-    lead_as_another_program(&cluster, "b\n2026 ERROR forged\u{1b}[31m");
+    lead_as_another_program(&cluster, "\"b\\\n2026 ERROR forged\u{1b}[31m");
     cluster.run(100);
-    let name = r"b\n2026 ERROR forged\u001b[31m".to_owned();
+    let name = "\"b\\\u{fffd}2026 ERROR forged\u{fffd}[31m".to_owned();
     assert_eq!(cluster.server(0).standing(), Standing::Standby(name));
 }
 
@@ -595,8 +595,8 @@ fn a_standby_forgets_what_etcd_had_before_it_was_restored() {
 
 #[test]
 fn a_missing_chunk_is_a_gap() {
-    // In the middle of the first file, removed or emptied, and the last one of it.
-    for (chunk, is_emptied) in [(2, false), (2, true), (3, false)] {
+    // In the middle of the first file, removed, emptied or overwritten, and the last one of it.
+    for (chunk, value) in [(2, None), (2, Some("")), (2, Some("by an operator")), (3, None)] {
         let mut cluster = single();
         for record in [&b"second"[..], b"third"] {
             cluster.store(0, record);
@@ -606,10 +606,9 @@ fn a_missing_chunk_is_a_gap() {
         cluster.kill(0);
         cluster.forget();
         let key = format!("/jobs/log/{chunk:016x}");
-        if is_emptied {
-            cluster.world().store.empty(&key);
-        } else {
-            cluster.world().store.remove(&key);
+        match value {
+            Some(value) => cluster.world().store.overwrite(&key, value),
+            None => cluster.world().store.remove(&key),
         }
         let chunks = cluster.world().store.chunks();
         cluster.start(0);
@@ -617,7 +616,7 @@ fn a_missing_chunk_is_a_gap() {
         assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
         assert_eq!(cluster.world().store.chunks(), chunks, "it has changed the others");
         let (_, reason) = &cluster.ends[0];
-        assert!(reason.starts_with(&format!("{key} is missing")), "{reason}");
+        assert!(reason.starts_with(&format!("{key} is missing or damaged; ")), "{reason}");
     }
 }
 
@@ -638,7 +637,7 @@ fn a_key_that_is_missing_is_named_before_anything_changes() {
             cluster.run(10_000);
             assert_eq!(cluster.leader(), None, "{key}: it serves {:?}", cluster.found());
             let (_, reason) = &cluster.ends[0];
-            assert!(reason.starts_with(&format!("{key} is missing; ")), "{reason}");
+            assert!(reason.starts_with(&format!("{key} is missing or damaged; ")), "{reason}");
         }
     }
 }

@@ -152,8 +152,8 @@ impl Store {
     }
 
     /// Empties a value, as no server does with a chunk in the middle of a file.
-    pub fn empty(&mut self, key: &str) {
-        self.keys.get_mut(key).expect("the key is there").value.clear();
+    pub fn overwrite(&mut self, key: &str, value: &str) {
+        self.keys.get_mut(key).expect("the key is there").value = value.into();
     }
 
     /// Deletes a key, as an operator does.

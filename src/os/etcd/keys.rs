@@ -103,8 +103,8 @@ impl Keys {
     /// Returns the message of a binlog that lacks a key.
     pub fn missing(&self, key: &str) -> String {
         format!(
-            "{key} is missing; nothing was changed; restore etcd from a snapshot that has this key, or \
-             delete all keys that begin with {} to lose all jobs",
+            "{key} is missing or damaged; nothing was changed; restore etcd from a snapshot that has this \
+             key, or delete all keys that begin with {} to lose all jobs",
             self.all()
         )
     }

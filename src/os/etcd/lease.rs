@@ -8,7 +8,7 @@ use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
 use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
-use crate::engine::text::JsonText;
+use crate::engine::text::is_unprintable;
 use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
 use log::warn;
@@ -349,7 +349,7 @@ pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ende
 /// Returns the name of the server that leads. Other programs can write the key too, and its bytes must not
 /// forge lines of the log.
 pub fn name_of(leader: &Pair) -> String {
-    JsonText(&String::from_utf8_lossy(&leader.value)).to_string()
+    String::from_utf8_lossy(&leader.value).replace(is_unprintable, "\u{fffd}")
 }
 
 /// Notes how much more may be written before puts are refused, given the size of the database and what of it is

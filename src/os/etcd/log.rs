@@ -171,11 +171,11 @@ impl Log {
                 let chunk = self.member.keys.parse_chunk(&pair.key).zip(Chunk::decode(&pair.value));
                 let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
                 let offset = usize::try_from(chunk.offset).unwrap_or(usize::MAX);
-                if found != next || offset > bytes.len() {
-                    return Ok(Err(self.member.keys.chunk(next)));
-                }
-                if chunk.file != number {
+                if found == next && chunk.file != number && offset == 0 {
                     return Ok(Err(self.member.keys.file(chunk.file)));
+                }
+                if found != next || chunk.file != number || offset > bytes.len() {
+                    return Ok(Err(self.member.keys.chunk(next)));
                 }
                 // A leader may continue a file that it has cut.
                 bytes.truncate(offset);
