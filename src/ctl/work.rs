@@ -64,7 +64,7 @@ impl Task<'_> {
         if ctl.is_dry_run && ids.is_empty() {
             return ctl.would(format_args!("{verb} {what}")).map(|()| false);
         }
-        if self.asks && total > 0 {
+        if self.asks {
             ctl.confirm(what)?;
         }
         ctl.begin(total);
