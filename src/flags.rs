@@ -82,6 +82,25 @@ impl Flags {
     pub fn number<N: FromStr>(&self, flag: &str) -> Result<Option<N>, UsageError> {
         self.value(flag, "a number in range", number)
     }
+
+    /// Returns a size in bytes.
+    pub fn size(&self, flag: &str) -> Result<Option<u64>, UsageError> {
+        self.value(flag, A_SIZE, size)
+    }
+}
+
+/// What is expected of a size.
+pub const A_SIZE: &str = "a size, such as 65535, 64K or 1M";
+
+/// Returns the number of bytes that `text` is, or of KiB, MiB or GiB with a suffix.
+pub fn size(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.as_bytes().split_last()? {
+        (b'K', digits) => (digits, 10),
+        (b'M', digits) => (digits, 20),
+        (b'G', digits) => (digits, 30),
+        _ => (text.as_bytes(), 0),
+    };
+    number::<u64>(str::from_utf8(digits).ok()?)?.checked_mul(1 << shift)
 }
 
 /// Returns the number that `text` is: digits, without a sign.

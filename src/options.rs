@@ -8,7 +8,7 @@ mod etcd;
 use crate::engine::binlog::Syncing;
 use crate::engine::limits::{Limits, Settings};
 use crate::engine::time::Nanos;
-use crate::flags::{self, Flags, UsageError, is_digits, number};
+use crate::flags::{self, A_SIZE, Flags, UsageError, is_digits, number, size};
 use crate::os::listen::{Address, Port};
 use log::LevelFilter;
 use std::ffi::OsString;
@@ -184,11 +184,6 @@ fn parser(with_etcd: bool) -> getopts::Options {
 }
 
 impl Flags {
-    /// Returns a size in bytes.
-    pub fn size(&self, flag: &str) -> Result<Option<u64>, UsageError> {
-        self.value(flag, A_SIZE, size)
-    }
-
     /// Returns a size that C beanstalkd limits too. A larger one becomes `most`, with a warning.
     fn limited_size(
         &self,
@@ -214,8 +209,6 @@ impl Flags {
         Ok(size.max(1).next_multiple_of(FILE_SIZE_UNIT))
     }
 }
-
-const A_SIZE: &str = "a size, such as 65535, 64K or 1M";
 
 fn binlog_place(flags: &Flags) -> Result<Option<BinlogPlace>, String> {
     let for_etcd = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
@@ -363,17 +356,6 @@ fn c_number(text: &str) -> Option<u64> {
         // Digits alone can be wrong in one way only.
         number => Some(number.unwrap_or(u64::MAX)),
     }
-}
-
-/// Parses a number of bytes, or of KiB, MiB or GiB with a suffix.
-fn size(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().split_last()? {
-        (b'K', digits) => (digits, 10),
-        (b'M', digits) => (digits, 20),
-        (b'G', digits) => (digits, 30),
-        _ => (text.as_bytes(), 0),
-    };
-    number::<u64>(str::from_utf8(digits).ok()?)?.checked_mul(1 << shift)
 }
 
 #[cfg(test)]
