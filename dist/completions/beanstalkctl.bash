@@ -4,13 +4,13 @@ _beanstalkctl() {
 	local commands='status check top failed jobs job retry move delete flush pause resume drain export
 		import workers bench put tubes'
 	local flags='-s --server --json -n --dry-run --yes --timeout -h --help -v --version'
+	local with_value='@(-s|--server|--timeout|--state|--after|--limit|--within|--tube|--jobs|--connections|--size'
+	with_value+='|--pri|--delay|--ttr|--key|--con)'
 	local word=${COMP_WORDS[COMP_CWORD]} command= server=() index option value
 	COMPREPLY=()
 	for ((index = 1; index < COMP_CWORD; index++)); do
 		option=${COMP_WORDS[index]}
-		case $option in
-		-s | --server | --timeout | --state | --after | --limit | --within | --tube | --jobs | --connections | --size | \
-			--pri | --delay | --ttr | --key | --con)
+		if [[ $option == $with_value ]]; then
 			# If `=' and `:' break words, the value consists of several of them.
 			[[ ${COMP_WORDS[index + 1]} != = ]] || index=$((index + 1))
 			value=${COMP_WORDS[index + 1]}
@@ -20,22 +20,19 @@ _beanstalkctl() {
 				index=$((index + 2))
 			done
 			[[ $option != -s && $option != --server ]] || server=(-s "$value")
-			;;
-		--server=*) server=(-s "${option#*=}") ;;
-		-*) ;;
-		*) [[ -n $command ]] || command=$option ;;
-		esac
+		elif [[ $option == --server=* ]]; then
+			server=(-s "${option#*=}")
+		elif [[ $option != -* && -z $command ]]; then
+			command=$option
+		fi
 	done
-	case ${COMP_WORDS[COMP_CWORD - 1]} in
-	--state)
+	option=${COMP_WORDS[COMP_CWORD - 1]}
+	if [[ $option == --state ]]; then
 		COMPREPLY=($(compgen -W 'ready reserved delayed buried any' -- "$word"))
 		return
-		;;
-	-s | --server | --timeout | --after | --limit | --within | --jobs | --connections | --size | --pri | \
-		--delay | --ttr | --key | --con)
+	elif [[ $option == $with_value && $option != --tube ]]; then
 		return
-		;;
-	esac
+	fi
 	case $command in
 	failed) flags+=' --limit' ;;
 	jobs) flags+=' --state --after --limit' ;;
