@@ -505,7 +505,7 @@ fn pause_and_resume_tell_times_from_tubes() {
         server.expect("resume --all --yes", 0, "resumed 3\n", "");
         assert_eq!((left("default"), left("90")), (0, 0));
         server.expect("pause", 2, "", "needs names of tubes, or --all");
-        // As long as the protocol can say.
+        // The longest time of the protocol.
         server.expect("pause mail 2000000h", 0, "paused 1\n", "");
         assert!(left("mail") > 4_294_000_000);
     });

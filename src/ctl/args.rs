@@ -163,8 +163,8 @@ pub fn id(text: &str) -> Result<u64> {
     id.ok_or_else(|| usage_error(format_args!("{text}: not the id of a job")))
 }
 
-/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. One that is longer than the
-/// protocol can say is the longest that it can.
+/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. A time with more than 32 bits of seconds is
+/// the longest of the protocol.
 pub fn seconds(text: &str) -> Option<u32> {
     let units = [('s', 1), ('m', 60), ('h', 3600)];
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));

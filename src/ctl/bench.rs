@@ -46,7 +46,7 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
             scope.spawn(move || run(conn, tube, body, own.len(), &sender));
         }
         drop(sender);
-        // Once nobody receives, the threads end.
+        // Once the channel is closed, the threads end.
         for latencies in receiver {
             all.push(latencies?);
             ctl.work.add(1);

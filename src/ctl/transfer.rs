@@ -16,8 +16,7 @@ use std::io::{self, BufRead, Read};
 pub const DEFAULT_PRI: u32 = 1024;
 pub const DEFAULT_TTR: u32 = 60;
 
-/// So many jobs are exported together that their bodies have at most this many bytes: they are in memory
-/// meanwhile.
+/// The bodies of jobs that are exported together, which are in memory meanwhile, have at most this many bytes.
 const PIECE_MAX: u64 = 1 << 20;
 
 /// A job with its body.
@@ -120,8 +119,8 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
 }
 
 /// Takes jobs out of their tube: they are reserved, saved, and deleted last. A crash in between leaves them in
-/// both places, and never in none. Those that cannot be saved return to the state that they had. `twice` is said
-/// of a job that cannot be deleted.
+/// both places, and never in none. Those that cannot be saved return to the state that they had. `twice` is the
+/// message for a job that cannot be deleted.
 fn take(
     Ctl { conn, work, .. }: &mut Ctl,
     jobs: &[Fields],

@@ -201,11 +201,10 @@ pub fn run_line(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]
     let Some(args) = Args::parse(arguments, &line[word.len()..]) else {
         return reject(c, line.into(), Word::BadFormat);
     };
+    let full_len = line.len() + CR_LF.len();
     // Only the tags make the line of a put longer than others.
-    if line.len() + CR_LF.len() > LINE_MAX
-        && arguments.last() == Some(&Tag)
-        && line.len() + CR_LF.len() > args.rest.tags_line_max()
-    {
+    let is_long_put = full_len > LINE_MAX && arguments.last() == Some(&Tag);
+    if is_long_put && full_len > args.rest.tags_line_max() {
         return reject(c, line.into(), Word::BadFormat);
     }
     s.commands[number] += 1;

@@ -42,8 +42,7 @@ impl Queue {
     /// neither its reserve nor its return counts.
     pub(super) fn take_back(&mut self, client: &mut Client, key: JobKey, end: End) {
         self.work.spend(WORK_PER_MOVE);
-        let has_begun = self.due(&self.jobs[key]).is_some();
-        let has_begun = has_begun && !self.is_unsent(client, key);
+        let has_begun = self.due(&self.jobs[key]).is_some() && !self.is_unsent(client, key);
         if has_begun && matches!(end, End::Timeout) {
             self.count_event(key, CountedEvent::Timeout);
             self.totals.timeouts += 1;
