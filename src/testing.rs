@@ -26,4 +26,5 @@ pub mod etcd {
     pub use crate::os::etcd::api::{self, Failure};
     pub use crate::os::etcd::{EtcdDisk, Keys, Member, Nodes, Request, Shared, serve};
     pub use crate::os::membership::{Duty, EtcdOptions, Standing};
+    pub use etcd_client as client;
 }

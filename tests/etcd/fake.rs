@@ -6,7 +6,9 @@
 
 use crate::store::Store;
 use beanstalkd::testing::etcd::Failure;
-use beanstalkd::testing::etcd::api::{Answer, Etcd, Lease, Node, Status, Txn, TxnAnswer};
+use beanstalkd::testing::etcd::api::{Answer, Etcd, Node};
+use beanstalkd::testing::etcd::client::proto::{PbStatusResponse, PbTxnRequest};
+use beanstalkd::testing::etcd::client::{LeaseGrantResponse, StatusResponse, Txn, TxnResponse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::oneshot::{self, Sender};
@@ -303,12 +305,13 @@ impl Etcd for Link {
 }
 
 impl Node for Connection {
-    fn txn(&self, txn: Txn) -> Answer<TxnAnswer> {
+    fn txn(&self, txn: Txn) -> Answer<TxnResponse> {
+        let txn = PbTxnRequest::from(txn);
         let kind = Store::kind(&txn);
         self.send(kind, move |world| world.store.txn(&txn))
     }
 
-    fn grant(&self, ttl_secs: u32) -> Answer<Lease> {
+    fn grant(&self, ttl_secs: u32) -> Answer<LeaseGrantResponse> {
         self.send(Kind::Grant, move |world| world.store.grant(ttl_secs, world.now_ms))
     }
 
@@ -338,11 +341,14 @@ impl Node for Connection {
         Box::pin(async move { begun.await?.await })
     }
 
-    fn status(&self) -> Answer<Status> {
+    fn status(&self) -> Answer<StatusResponse> {
         let node = self.node;
         self.send(Kind::Status, move |world| {
-            let [db_bytes, used_bytes] = world.sizes[node];
-            Ok(Status { version: "3.4.30".to_owned(), db_bytes, used_bytes })
+            let [db_size, db_size_in_use] = world.sizes[node].map(u64::cast_signed);
+            let version = "3.4.30".to_owned();
+            let status =
+                PbStatusResponse { version, db_size, db_size_in_use, ..Default::default() };
+            Ok(StatusResponse(status))
         })
     }
 }

@@ -6,7 +6,8 @@ use crate::fake::{Fault, Kind, World, failure};
 use crate::servers::{Cluster, QUOTA};
 use crate::store::LEADER;
 use beanstalkd::testing::etcd::Standing;
-use beanstalkd::testing::etcd::api::{NOT_FOUND, Op, Txn};
+use beanstalkd::testing::etcd::api::NOT_FOUND;
+use beanstalkd::testing::etcd::client::{PutOptions, Txn, TxnOp};
 use std::ops::RangeInclusive;
 
 const TTL_SECS: u32 = 5;
@@ -121,21 +122,25 @@ fn rule_1_a_server_whose_machine_had_a_node_too_is_followed_after_its_lease() {
     }
 }
 
+/// Another program writes keys.
+fn write(world: &mut World, puts: Vec<TxnOp>) {
+    let written = world.store.txn(&Txn::new().and_then(puts).into());
+    written.expect("there is space");
+}
+
 /// Another program writes the key of the leader, with a lease. Returns the lease.
 fn lead_as_another_program(cluster: &Cluster, name: &str) -> i64 {
     let mut world = cluster.world();
-    let lease = world.store.grant(60, 0).expect("there is space").id;
-    let (key, value) = (LEADER.to_owned(), name.as_bytes().to_vec());
-    let then = vec![Op::Put { key, value, lease }];
-    world.store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    let lease = world.store.grant(60, 0).expect("there is space").id();
+    let options = PutOptions::new().with_lease(lease);
+    write(&mut world, vec![TxnOp::put(LEADER, name, Some(options))]);
     lease
 }
 
 #[test]
 fn rule_1_no_server_waits_for_the_end_of_a_leader_without_a_lease() {
     let mut cluster = Cluster::new(1, TTL_SECS);
-    let then = vec![Op::put(LEADER.to_owned(), "an operator")];
-    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    write(&mut cluster.world(), vec![TxnOp::put(LEADER, "an operator", None)]);
     cluster.run(100);
     assert_eq!(cluster.ends[0].1, "/jobs/leader has no lease: no server wrote it; delete it");
 }
@@ -728,9 +733,9 @@ fn rule_11_a_reader_goes_on_while_old_revisions_go() {
 fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
     let mut cluster = Cluster::new(1, TTL_SECS);
     let lease = lead_as_another_program(&cluster, "an import");
-    let importing = Op::put("/jobs/format".to_owned(), "beanstalkd-binlog importing\n");
-    let then = vec![importing, Op::put("/jobs/log/0000000000000000".to_owned(), "")];
-    cluster.world().store.txn(&Txn { when: Vec::new(), then }).expect("there is space");
+    let importing = TxnOp::put("/jobs/format", "beanstalkd-binlog importing\n", None);
+    let first = TxnOp::put("/jobs/log/0000000000000000", "", None);
+    write(&mut cluster.world(), vec![importing, first]);
     cluster.run(1_000);
     assert_eq!(cluster.server(0).standing(), Standing::Standby("an import".to_owned()));
     // It is interrupted.

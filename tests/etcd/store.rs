@@ -2,7 +2,12 @@
 
 use crate::fake::{Kind, failure};
 use beanstalkd::testing::etcd::Failure;
-use beanstalkd::testing::etcd::api::{Compare, Lease, NOT_FOUND, Op, Pair, Range, Txn, TxnAnswer};
+use beanstalkd::testing::etcd::api::NOT_FOUND;
+use beanstalkd::testing::etcd::client::proto::{
+    PbCompare, PbKeyValue, PbLeaseGrantResponse, PbRangeResponse, PbResponseHeader, PbResponseOp,
+    PbTargetUnion, PbTxnOpRequest, PbTxnOpResponse, PbTxnRequest, PbTxnResponse,
+};
+use beanstalkd::testing::etcd::client::{LeaseGrantResponse, TxnResponse};
 use std::collections::BTreeMap;
 
 /// The key of the leader of the only queue.
@@ -13,9 +18,9 @@ pub struct Store {
     revision: i64,
     /// Revisions before this one were dropped.
     compacted: i64,
-    keys: BTreeMap<String, Pair>,
+    keys: BTreeMap<Vec<u8>, PbKeyValue>,
     /// The revision in which each key was deleted last.
-    deleted: BTreeMap<String, i64>,
+    deleted: BTreeMap<Vec<u8>, i64>,
     leases: BTreeMap<i64, Granted>,
     last_lease: i64,
     pub has_no_space: bool,
@@ -51,92 +56,107 @@ impl Store {
     // ---- Keys ----
 
     /// Returns the kind of a transaction. Every change of a binlog must be fenced: rule 2.
-    pub fn kind(txn: &Txn) -> Kind {
-        let mut keys = txn.then.iter().filter_map(|op| match op {
-            Op::Get(_) => None,
-            Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
+    pub fn kind(txn: &PbTxnRequest) -> Kind {
+        let mut keys = requests(txn).filter_map(|request| match request {
+            PbTxnOpRequest::RequestPut(put) => Some(&put.key),
+            PbTxnOpRequest::RequestDeleteRange(delete) => Some(&delete.key),
+            PbTxnOpRequest::RequestRange(_) | PbTxnOpRequest::RequestTxn(_) => None,
         });
         match keys.next() {
             None => Kind::Read,
-            Some(key) if key == LEADER => Kind::Claim,
+            Some(key) if key == LEADER.as_bytes() => Kind::Claim,
             Some(key) => {
-                let is_fence = |compare: &Compare| matches!(compare, Compare::Modified(key, at) if key == LEADER && *at != 0);
-                assert!(txn.when.iter().any(is_fence), "a change of {key} is not fenced");
+                let is_fence = |compare: &PbCompare| {
+                    let revision = compare.target_union.as_ref();
+                    let leads = revision
+                        .is_some_and(|at| matches!(at, PbTargetUnion::ModRevision(at) if *at != 0));
+                    compare.key == LEADER.as_bytes() && leads
+                };
+                let key = key.escape_ascii();
+                assert!(txn.compare.iter().any(is_fence), "a change of {key} is not fenced");
                 Kind::Write
             }
         }
     }
 
-    pub fn txn(&mut self, txn: &Txn) -> Result<TxnAnswer, Failure> {
-        for op in &txn.then {
-            if let Op::Put { value, lease, .. } = op {
+    pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, Failure> {
+        for request in requests(txn) {
+            if let PbTxnOpRequest::RequestPut(put) = request {
                 if self.has_no_space {
                     return Err(no_space());
                 }
-                if value.len() > self.longest_value {
+                if put.value.len() > self.longest_value {
                     return Err(failure(3, "request is too large"));
                 }
-                if *lease != 0 && !self.leases.contains_key(lease) {
+                if put.lease != 0 && !self.leases.contains_key(&put.lease) {
                     return Err(failure(NOT_FOUND, "requested lease not found"));
                 }
             }
         }
-        let succeeded = txn.when.iter().all(|compare| match compare {
-            Compare::Modified(key, at) => self.get(key).map_or(0, |pair| pair.mod_revision) == *at,
-            Compare::Exists(key) => self.get(key).is_some(),
+        let succeeded = txn.compare.iter().all(|compare| {
+            let pair = self.keys.get(&compare.key);
+            match compare.target_union {
+                Some(PbTargetUnion::ModRevision(at)) => {
+                    pair.map_or(0, |pair| pair.mod_revision) == at
+                }
+                Some(PbTargetUnion::CreateRevision(0)) => pair.is_some(),
+                _ => panic!("no server compares {compare:?}"),
+            }
         });
-        let ops = if succeeded { &txn.then[..] } else { &[] };
         let revision = self.revision + 1;
-        let mut found = Vec::new();
-        for op in ops {
-            found.push(match op {
-                Op::Get(range) => self.range(range)?,
-                Op::Put { key, value, lease } => {
-                    self.put(revision, key, value, *lease);
-                    Vec::new()
-                }
-                Op::Delete { key, end } => {
-                    let range = Range { key: key.clone(), end: end.clone(), ..Range::default() };
-                    for pair in self.range(&range)? {
-                        self.delete(revision, str::from_utf8(&pair.key).expect("text"));
+        let mut responses = Vec::new();
+        for request in requests(txn).filter(|_| succeeded) {
+            let mut found = PbRangeResponse::default();
+            match request {
+                PbTxnOpRequest::RequestRange(range) => {
+                    if (1..self.revision).contains(&range.revision) {
+                        return Err(compacted());
                     }
-                    Vec::new()
+                    let limit = if range.limit > 0 { range.limit } else { i64::MAX };
+                    let limit = usize::try_from(limit).expect("64 bits");
+                    found.kvs = self.range(&range.key, &range.range_end).take(limit).collect();
+                    if range.keys_only {
+                        found.kvs.iter_mut().for_each(|pair| pair.value.clear());
+                    }
                 }
-            });
+                PbTxnOpRequest::RequestPut(put) => {
+                    self.put(revision, &put.key, &put.value, put.lease);
+                }
+                PbTxnOpRequest::RequestDeleteRange(delete) => {
+                    let pairs: Vec<_> = self.range(&delete.key, &delete.range_end).collect();
+                    pairs.iter().for_each(|pair| self.delete(revision, &pair.key));
+                }
+                PbTxnOpRequest::RequestTxn(_) => panic!("no server nests transactions"),
+            }
+            let response = Some(PbTxnOpResponse::ResponseRange(found));
+            responses.push(PbResponseOp { response });
         }
-        Ok(TxnAnswer { succeeded, revision: self.revision, found })
+        let header = Some(PbResponseHeader { revision: self.revision, ..Default::default() });
+        Ok(TxnResponse(PbTxnResponse { header, succeeded, responses }))
     }
 
-    fn put(&mut self, revision: i64, key: &str, value: &[u8], lease: i64) {
-        let (key_bytes, value) = (key.as_bytes().to_vec(), value.to_vec());
-        let pair = Pair { key: key_bytes, value, mod_revision: revision, lease };
-        self.keys.insert(key.to_owned(), pair);
+    fn put(&mut self, revision: i64, key: &[u8], value: &[u8], lease: i64) {
+        let (key, value) = (key.to_vec(), value.to_vec());
+        let pair =
+            PbKeyValue { key, value, mod_revision: revision, lease, ..PbKeyValue::default() };
+        self.keys.insert(pair.key.clone(), pair);
         self.revision = revision;
     }
 
-    fn delete(&mut self, revision: i64, key: &str) {
+    fn delete(&mut self, revision: i64, key: &[u8]) {
         self.keys.remove(key);
-        self.deleted.insert(key.to_owned(), revision);
+        self.deleted.insert(key.to_vec(), revision);
         self.revision = revision;
     }
 
-    pub fn get(&self, key: &str) -> Option<&Pair> {
-        self.keys.get(key)
+    pub fn get(&self, key: &str) -> Option<&PbKeyValue> {
+        self.keys.get(key.as_bytes())
     }
 
-    fn range(&self, range: &Range) -> Result<Vec<Pair>, Failure> {
-        if (1..self.revision).contains(&range.revision) {
-            return Err(compacted());
-        }
-        let end = range.end.clone().unwrap_or_else(|| format!("{}\0", range.key));
-        let limit = if range.limit > 0 { range.limit } else { i64::MAX };
-        let limit = usize::try_from(limit).expect("64 bits");
-        let pairs = self.keys.range(range.key.clone()..end).take(limit);
-        let mut pairs: Vec<Pair> = pairs.map(|(_, pair)| pair.clone()).collect();
-        if range.keys_only {
-            pairs.iter_mut().for_each(|pair| pair.value.clear());
-        }
-        Ok(pairs)
+    /// Returns the keys up to `end`, without it, or only the first one without an end.
+    fn range(&self, key: &[u8], end: &[u8]) -> impl Iterator<Item = PbKeyValue> {
+        let end = if end.is_empty() { [key, b"\0"].concat() } else { end.to_vec() };
+        self.keys.range(key.to_vec()..end).map(|(_, pair)| pair.clone())
     }
 
     pub fn check_revision(&self, revision: i64) -> Result<(), Failure> {
@@ -148,22 +168,22 @@ impl Store {
     }
 
     pub fn is_deleted_since(&self, key: &str, from: i64) -> bool {
-        self.deleted.get(key).is_some_and(|&at| at >= from)
+        self.deleted.get(key.as_bytes()).is_some_and(|&at| at >= from)
     }
 
     /// Empties a value, as no server does with a chunk in the middle of a file.
     pub fn overwrite(&mut self, key: &str, value: &str) {
-        self.keys.get_mut(key).expect("the key is there").value = value.into();
+        self.keys.get_mut(key.as_bytes()).expect("the key is there").value = value.into();
     }
 
     /// Deletes a key, as an operator does.
     pub fn remove(&mut self, key: &str) {
-        self.delete(self.revision + 1, key);
+        self.delete(self.revision + 1, key.as_bytes());
     }
 
     // ---- Leases ----
 
-    pub fn grant(&mut self, ttl_secs: u32, now_ms: u64) -> Result<Lease, Failure> {
+    pub fn grant(&mut self, ttl_secs: u32, now_ms: u64) -> Result<LeaseGrantResponse, Failure> {
         if self.has_no_space {
             return Err(no_space());
         }
@@ -171,7 +191,8 @@ impl Store {
         let ttl_secs = self.granted_ttl_secs.unwrap_or(ttl_secs.into());
         let ttl_ms = u64::try_from(ttl_secs).expect("not negative") * 1_000;
         self.leases.insert(self.last_lease, Granted { ttl_ms, ends_ms: now_ms + ttl_ms });
-        Ok(Lease { id: self.last_lease, ttl_secs })
+        let (id, ttl) = (self.last_lease, ttl_secs);
+        Ok(LeaseGrantResponse(PbLeaseGrantResponse { id, ttl, ..Default::default() }))
     }
 
     pub fn keep_alive(&mut self, lease: i64, now_ms: u64) -> Result<(), Failure> {
@@ -185,7 +206,7 @@ impl Store {
         let revoked = self.leases.remove(&lease);
         revoked.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
         let keys = self.keys.iter().filter(|(_, pair)| pair.lease == lease);
-        let keys: Vec<String> = keys.map(|(key, _)| key.clone()).collect();
+        let keys: Vec<_> = keys.map(|(key, _)| key.clone()).collect();
         keys.iter().for_each(|key| self.delete(self.revision + 1, key));
         Ok(())
     }
@@ -205,13 +226,17 @@ impl Store {
     }
 
     pub fn chunks(&self) -> usize {
-        self.range(&Range::below("/jobs/log/".to_owned())).map_or(0, |pairs| pairs.len())
+        self.range(b"/jobs/log/", b"/jobs/log0").count()
     }
 
     pub fn leader(&self) -> Option<(String, i64)> {
         let pair = self.get(LEADER)?;
         Some((String::from_utf8_lossy(&pair.value).into_owned(), pair.lease))
     }
+}
+
+fn requests(txn: &PbTxnRequest) -> impl Iterator<Item = &PbTxnOpRequest> {
+    txn.success.iter().filter_map(|op| op.request.as_ref())
 }
 
 fn no_space() -> Failure {

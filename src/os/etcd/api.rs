@@ -1,9 +1,14 @@
 //! The part of etcd's interface that a binlog needs: the seam between the rules of this folder and the
 //! client of etcd ([`super::client`]). Tests put a fake with virtual time in its place.
 //!
-//! Names and meanings are those of etcd. All requests but [`Node::grant`] may be sent again. A request
-//! that fails, or whose answer is not awaited any more, may nevertheless be carried out, also later.
+//! Requests and answers are those of the crate `etcd-client`. All requests but [`Node::grant`] may be sent
+//! again. A request that fails, or whose answer is not awaited any more, may nevertheless be carried out,
+//! also later.
 
+use etcd_client::{
+    Compare, CompareOp, KeyValue, LeaseGrantResponse, ResponseHeader, StatusResponse, Txn,
+    TxnOpResponse, TxnResponse,
+};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -18,95 +23,35 @@ pub trait Etcd: Send + Sync {
 
 /// A connection to a node. All reads are linearizable.
 pub trait Node: Send + Sync {
-    fn txn(&self, txn: Txn) -> Answer<TxnAnswer>;
-    fn grant(&self, ttl_secs: u32) -> Answer<Lease>;
+    fn txn(&self, txn: Txn) -> Answer<TxnResponse>;
+    /// The TTL that is granted may differ from the one that was asked for.
+    fn grant(&self, ttl_secs: u32) -> Answer<LeaseGrantResponse>;
     /// Renews a lease. An answer with a TTL of 0 is the failure [`NOT_FOUND`].
     fn keep_alive(&self, lease: i64) -> Answer<()>;
     fn revoke(&self, lease: i64) -> Answer<()>;
     /// Watches a key from a revision on, until it is deleted. The failure is that the node does not
     /// watch it any more.
     fn watch(&self, key: String, from: i64) -> Answer<()>;
-    fn status(&self) -> Answer<Status>;
+    fn status(&self) -> Answer<StatusResponse>;
 }
 
-/// The state of a node.
-#[derive(Clone, Debug)]
-pub struct Status {
-    /// The version of etcd.
-    pub version: String,
-    /// The size of its database in bytes, which etcd compares with its quota.
-    pub db_bytes: u64,
-    /// The bytes of it that are in use.
-    pub used_bytes: u64,
+/// Returns the condition that the last change of a key was in this revision; 0 if it does not exist.
+pub fn modified(key: String, revision: i64) -> Compare {
+    Compare::mod_revision(key, CompareOp::Equal, revision)
 }
 
-/// Carries out `then` if all comparisons hold.
-#[derive(Clone, Debug, Default)]
-pub struct Txn {
-    pub when: Vec<Compare>,
-    pub then: Vec<Op>,
+/// Returns the condition that a key exists.
+pub fn exists(key: String) -> Compare {
+    Compare::create_revision(key, CompareOp::Greater, 0)
 }
 
-/// A condition of a transaction.
-#[derive(Clone, Debug)]
-pub enum Compare {
-    /// The last change of the key was in this revision; 0 if it does not exist.
-    Modified(String, i64),
-    Exists(String),
-}
-
-#[derive(Clone, Debug)]
-pub enum Op {
-    Get(Range),
-    /// The lease is 0 for a key without one.
-    Put {
-        key: String,
-        value: Vec<u8>,
-        lease: i64,
-    },
-    /// Deletes a key, or those up to `end`, without it.
-    Delete {
-        key: String,
-        end: Option<String>,
-    },
-}
-
-/// The keys from `key` up to `end`, without it; `key` alone if `end` is `None`.
-#[derive(Clone, Debug, Default)]
-pub struct Range {
-    pub key: String,
-    pub end: Option<String>,
-    /// The most keys in the answer, or 0 for all.
-    pub limit: i64,
-    /// The revision to read, or 0 for the newest.
-    pub revision: i64,
-    /// The answer has no values.
-    pub keys_only: bool,
-}
-
-/// A key as it was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
-    pub key: Vec<u8>,
-    pub value: Vec<u8>,
-    pub mod_revision: i64,
-    pub lease: i64,
-}
-
-#[derive(Clone, Debug)]
-pub struct TxnAnswer {
-    pub succeeded: bool,
-    /// The revision after the transaction.
-    pub revision: i64,
-    /// The keys that each operation has found, in their order; none if it was no [`Op::Get`].
-    pub found: Vec<Vec<Pair>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Lease {
-    pub id: i64,
-    /// The TTL that was granted, which may differ from the one that was asked for.
-    pub ttl_secs: i64,
+/// Returns the revision after a transaction, and the keys that each of its reads has found.
+pub fn outcome(answer: &TxnResponse) -> (i64, impl Iterator<Item = Vec<KeyValue>>) {
+    let found = answer.op_responses().into_iter().filter_map(|response| match response {
+        TxnOpResponse::Get(mut got) => Some(got.take_kvs()),
+        TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
+    });
+    (answer.header().map_or(0, ResponseHeader::revision), found)
 }
 
 /// Why a request has failed, or why a server does not lead, or not any more.
@@ -131,25 +76,6 @@ pub enum Kind {
     Lost,
     /// The operator.
     Lasting,
-}
-
-impl Op {
-    pub fn get(key: String) -> Op {
-        Op::Get(Range { key, ..Range::default() })
-    }
-
-    pub fn put(key: String, value: impl Into<Vec<u8>>) -> Op {
-        Op::Put { key, value: value.into(), lease: 0 }
-    }
-}
-
-impl Range {
-    /// Returns the keys that begin with a text that ends in a slash.
-    pub fn below(key: String) -> Range {
-        let end = key.strip_suffix('/').map(|start| format!("{start}0"));
-        assert!(end.is_some(), "{key} does not end in a slash, which 0 follows");
-        Range { key, end, ..Range::default() }
-    }
 }
 
 /// The codes of gRPC for a wrong request, a lease that has ended, a missing right, a lack of space, a

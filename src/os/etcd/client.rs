@@ -1,11 +1,9 @@
-//! The real etcd: requests of [`super::api`] by the crate `etcd-client`.
+//! The real etcd: the requests of [`super::api`] by the crate `etcd-client`.
 
-use super::api::{
-    Answer, Compare, Etcd, Failure, Lease, NOT_FOUND, Node, Op, Pair, Range, Status, Txn, TxnAnswer,
-};
+use super::api::{Answer, Etcd, Failure, NOT_FOUND, Node};
 use etcd_client::{
-    Client, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, KeyValue,
-    PutOptions, ResponseHeader, TxnOp, TxnOpResponse, WatchOptions,
+    Client, ConnectOptions, Error, EventType, LeaseGrantResponse, StatusResponse, Txn, TxnResponse,
+    WatchOptions,
 };
 use std::sync::Arc;
 
@@ -23,28 +21,14 @@ impl Etcd for ConnectOptions {
 }
 
 impl Node for Client {
-    fn txn(&self, txn: Txn) -> Answer<TxnAnswer> {
+    fn txn(&self, txn: Txn) -> Answer<TxnResponse> {
         let mut client = self.kv_client().max_decoding_message_size(LONGEST_ANSWER);
-        let when: Vec<_> = txn.when.into_iter().map(etcd_client::Compare::from).collect();
-        let then: Vec<_> = txn.then.into_iter().map(TxnOp::from).collect();
-        let request = etcd_client::Txn::new().when(when).and_then(then);
-        Box::pin(async move {
-            let answer = client.txn(request).await?;
-            let found = answer.op_responses().into_iter().map(|response| {
-                let TxnOpResponse::Get(mut got) = response else { return Vec::new() };
-                got.take_kvs().into_iter().map(Pair::from).collect()
-            });
-            let revision = answer.header().map_or(0, ResponseHeader::revision);
-            Ok(TxnAnswer { succeeded: answer.succeeded(), revision, found: found.collect() })
-        })
+        Box::pin(async move { Ok(client.txn(txn).await?) })
     }
 
-    fn grant(&self, ttl_secs: u32) -> Answer<Lease> {
+    fn grant(&self, ttl_secs: u32) -> Answer<LeaseGrantResponse> {
         let mut client = self.lease_client();
-        Box::pin(async move {
-            let granted = client.grant(ttl_secs.into(), None).await?;
-            Ok(Lease { id: granted.id(), ttl_secs: granted.ttl() })
-        })
+        Box::pin(async move { Ok(client.grant(ttl_secs.into(), None).await?) })
     }
 
     /// Renews a lease, by the first answer of a new stream: answers have no number, so on an old
@@ -74,55 +58,9 @@ impl Node for Client {
         })
     }
 
-    fn status(&self) -> Answer<Status> {
+    fn status(&self) -> Answer<StatusResponse> {
         let mut client = self.maintenance_client();
-        Box::pin(async move {
-            let status = client.status().await?;
-            let bytes = |size| u64::try_from(size).unwrap_or(0);
-            Ok(Status {
-                version: status.version().to_owned(),
-                db_bytes: bytes(status.db_size()),
-                used_bytes: bytes(status.raft_used_db_size()),
-            })
-        })
-    }
-}
-
-impl From<Compare> for etcd_client::Compare {
-    fn from(compare: Compare) -> etcd_client::Compare {
-        type Real = etcd_client::Compare;
-        match compare {
-            Compare::Modified(key, at) => Real::mod_revision(key, CompareOp::Equal, at),
-            Compare::Exists(key) => Real::create_revision(key, CompareOp::Greater, 0),
-        }
-    }
-}
-
-impl From<Op> for TxnOp {
-    fn from(op: Op) -> TxnOp {
-        match op {
-            Op::Get(Range { key, end, limit, revision, keys_only }) => {
-                let mut options = GetOptions::new().with_limit(limit).with_revision(revision);
-                if let Some(end) = end {
-                    options = options.with_range(end);
-                }
-                TxnOp::get(key, Some(if keys_only { options.with_keys_only() } else { options }))
-            }
-            Op::Put { key, value, lease } => {
-                TxnOp::put(key, value, Some(PutOptions::new().with_lease(lease)))
-            }
-            Op::Delete { key, end } => {
-                TxnOp::delete(key, end.map(|end| DeleteOptions::new().with_range(end)))
-            }
-        }
-    }
-}
-
-impl From<KeyValue> for Pair {
-    fn from(pair: KeyValue) -> Pair {
-        let (mod_revision, lease) = (pair.mod_revision(), pair.lease());
-        let (key, value) = pair.into_key_value();
-        Pair { key, value, mod_revision, lease }
+        Box::pin(async move { Ok(client.status().await?) })
     }
 }
 

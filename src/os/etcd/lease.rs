@@ -4,13 +4,14 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::api::{Compare, Failure, Kind, Lease, Op, Pair, Range, Txn};
+use super::api::{Failure, Kind, modified, outcome};
 use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::text::is_unprintable;
 use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
+use etcd_client::{GetOptions, KeyValue, LeaseGrantResponse, PutOptions, Txn, TxnOp};
 use log::warn;
 use std::future::pending;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub struct Member {
 /// What the keys of a prefix were at one moment.
 pub struct Found {
     revision: i64,
-    leader: Option<Pair>,
+    leader: Option<KeyValue>,
     /// The revision of the last change of the key of the format, or 0.
     format: i64,
     has_chunks: bool,
@@ -73,7 +74,7 @@ impl Member {
                 self.shared.set_standing(Ok(Standing::Undecided));
                 self.shared.won.notify_one();
                 tokio::spawn(self.clone().watch_space());
-                self.keep(lease).await
+                self.keep(&lease).await
             }
             Err(failure) => failure,
         };
@@ -83,7 +84,7 @@ impl Member {
 
     // ---- Becoming the leader ----
 
-    async fn try_to_lead(&mut self) -> Result<Lease, Failure> {
+    async fn try_to_lead(&mut self) -> Result<LeaseGrantResponse, Failure> {
         loop {
             let found = self.check().await?;
             if let Some(leader) = &found.leader {
@@ -93,22 +94,22 @@ impl Member {
             let sent_at = self.shared.now();
             let ttl_secs = self.etcd.lease_ttl_secs;
             let lease = self.nodes.ask(|node| node.grant(ttl_secs)).await?;
-            let deadline = sent_at + lease.safe_time();
-            self.shared.state().lease = lease.id;
+            let deadline = sent_at + safe_time(&lease);
+            self.shared.state().lease = lease.id();
             if let Some(file) = &self.lease_file
-                && let Err(error) = LeaseNote::of_this_process(lease.id).write(file)
+                && let Err(error) = LeaseNote::of_this_process(lease.id()).write(file)
             {
                 let file = file.display();
                 warn!("cannot write {file}: {error}; a killed server is followed later");
             }
-            let claimed = self.claim(lease, deadline, &found).await;
+            let claimed = self.claim(&lease, deadline, &found).await;
             if let Ok(Some(revision)) = claimed {
                 let mut state = self.shared.state();
                 (state.deadline, state.leader, state.revision) = (deadline, revision, revision);
                 return Ok(lease);
             }
             // It would end by itself.
-            let _ = self.nodes.ask(|node| node.revoke(lease.id)).await;
+            let _ = self.nodes.ask(|node| node.revoke(lease.id())).await;
             claimed?;
             // A lease may be too short to ever lead.
             sleep(RETRY_PAUSE).await;
@@ -117,45 +118,46 @@ impl Member {
 
     /// Fails if etcd is too old, or the keys of the prefix are not those that this server needs.
     pub async fn check(&mut self) -> Result<Found, Failure> {
-        let version = self.nodes.ask(|node| node.status()).await?.version;
-        let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
-        let number = parts.next().flatten().zip(parts.next().flatten());
+        let status = self.nodes.ask(|node| node.status()).await?;
+        let version = status.version();
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
-        let two = |key| Op::Get(Range { limit: 2, keys_only: true, ..Range::below(key) });
-        let (format, leader) = (Op::get(keys.format()), Op::get(keys.leader()));
-        let chunks = Op::Get(Range { limit: 2, ..Range::below(keys.chunks()) });
-        let then = vec![format, leader, two(keys.all()), two(keys.files()), chunks];
-        let answer = self.nodes.ask(|node| node.txn(Txn { then, ..Txn::default() })).await?;
-        let mut found = answer.found.into_iter();
+        let two = GetOptions::new().with_prefix().with_limit(2);
+        let names = two.clone().with_keys_only();
+        let one = |key| TxnOp::get(key, None);
+        let some = |key, options: &GetOptions| TxnOp::get(key, Some(options.clone()));
+        let (all, files) = (some(keys.all(), &names), some(keys.files(), &names));
+        let reads = [one(keys.format()), one(keys.leader()), all, files, some(keys.chunks(), &two)];
+        let answer = self.nodes.ask(|node| node.txn(Txn::new().and_then(reads))).await?;
+        let (revision, mut found) = outcome(&answer);
         let mut next = || found.next().unwrap_or_default();
         let (format, leader, all, files, chunks) =
             (next().pop(), next().pop(), next(), next(), next());
-        let other = all.iter().find(|pair| pair.key != keys.leader().as_bytes());
-        let has_key = |file| files.iter().any(|pair| pair.key == keys.file(file).as_bytes());
+        let other = all.iter().find(|pair| pair.key() != keys.leader().as_bytes());
+        let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
         // A file that was removed lacks the bytes of its first chunk too.
         let lost = chunks
             .iter()
-            .filter_map(|pair| Chunk::decode(&pair.value))
+            .filter_map(|pair| Chunk::decode(pair.value()))
             .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
-        let is_importing = format.as_ref().is_some_and(|pair| pair.value == IMPORTING.as_bytes());
+        let is_importing = format.as_ref().is_some_and(|pair| pair.value() == IMPORTING.as_bytes());
         // After its end everything is looked at again.
         let waited_for = leader.as_ref().filter(|_| self.duty != Duty::Read);
-        let size = format.as_ref().map(|pair| parse_format(&pair.value));
+        let size = format.as_ref().map(|pair| parse_format(pair.value()));
         let wrong = match (size, other) {
-            _ if number.is_none_or(|number| number < OLDEST_VERSION) => {
+            _ if !is_supported(version) => {
                 let (major, minor) = OLDEST_VERSION;
                 format!("etcd {version} is older than {major}.{minor}")
             }
             (None, _) if !chunks.is_empty() => keys.missing(&keys.format()),
             (None, Some(other)) => format!(
                 "something else has keys with this prefix, such as {}; nothing was written",
-                String::from_utf8_lossy(&other.key)
+                String::from_utf8_lossy(other.key())
             ),
             (None, None) if self.duty == Duty::Read => {
                 format!("no binlog has the prefix {}", keys.prefix)
             }
-            _ if waited_for.is_some_and(|leader| leader.lease == 0) => {
+            _ if waited_for.is_some_and(|leader| leader.lease() == 0) => {
                 format!("{} has no lease: no server wrote it; delete it", keys.leader())
             }
             (Some(None), _) if is_importing && waited_for.is_none() => format!(
@@ -181,8 +183,8 @@ impl Member {
                 if let Some(chunk) = lost {
                     return Err(Failure::lasting(keys.missing(&keys.file(chunk.file))));
                 }
-                let (revision, has_chunks) = (answer.revision, !chunks.is_empty());
-                let format = format.map_or(0, |pair| pair.mod_revision);
+                let has_chunks = !chunks.is_empty();
+                let format = format.map_or(0, |pair| pair.mod_revision());
                 return Ok(Found { revision, leader, format, has_chunks });
             }
         };
@@ -191,7 +193,7 @@ impl Member {
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
     /// before the lease ends.
-    async fn stand_by(&mut self, leader: &Pair, revision: i64) {
+    async fn stand_by(&mut self, leader: &KeyValue, revision: i64) {
         let leader = name_of(leader);
         let standing = Standing::Standby(leader.clone());
         if self.shared.standing().as_ref() != Ok(&standing) {
@@ -220,35 +222,35 @@ impl Member {
     /// revision of that, or `None` if the keys have changed or the lease is too old.
     async fn claim(
         &mut self,
-        lease: Lease,
+        lease: &LeaseGrantResponse,
         deadline: Nanos,
         found: &Found,
     ) -> Result<Option<i64>, Failure> {
         let (leader, format) = (self.keys.leader(), self.keys.format());
         let value = self.name.clone().into_bytes();
-        let mut then = vec![Op::Put { key: leader.clone(), value, lease: lease.id }];
+        let options = PutOptions::new().with_lease(lease.id());
+        let mut then = vec![TxnOp::put(leader.clone(), value, Some(options))];
         let is_import = self.duty == Duty::Import;
         if is_import || !found.has_chunks {
             let size = format_value(self.etcd.file_size);
             let value = if is_import { IMPORTING.to_owned() } else { size };
-            then.push(Op::put(format.clone(), value));
-            then.push(Op::put(self.keys.chunk(0), ""));
+            then.push(TxnOp::put(format.clone(), value, None));
+            then.push(TxnOp::put(self.keys.chunk(0), "", None));
         }
-        let when =
-            vec![Compare::Modified(leader.clone(), 0), Compare::Modified(format, found.format)];
-        let txn = Txn { when, then };
+        let when = [modified(leader.clone(), 0), modified(format, found.format)];
+        let txn = Txn::new().when(when).and_then(then);
         let (nodes, shared) = (&mut self.nodes, &self.shared);
         if shared.now() >= deadline {
             return Ok(None);
         }
         let claim = async || {
             let answer = nodes.ask(|node| node.txn(txn.clone())).await?;
-            if answer.succeeded {
-                return Ok(Some(answer.revision));
+            if answer.succeeded() {
+                return Ok(Some(outcome(&answer).0));
             }
             // An earlier try has succeeded if the lease is this one.
             let (found, _) = nodes.get(leader.clone()).await?;
-            Ok(found.filter(|pair| pair.lease == lease.id).map(|pair| pair.mod_revision))
+            Ok(found.filter(|pair| pair.lease() == lease.id()).map(|pair| pair.mod_revision()))
         };
         let claimed = ask_again(claim, |_| shared.now() < deadline).await;
         claimed.or_else(|failure| if failure.kind == Kind::Lost { Ok(None) } else { Err(failure) })
@@ -258,7 +260,7 @@ impl Member {
 
     /// Renews the lease every fifth of its time, and when the key of the leader is removed, by short
     /// tries over different nodes. Returns why it is lost.
-    async fn keep(&mut self, lease: Lease) -> Failure {
+    async fn keep(&mut self, lease: &LeaseGrantResponse) -> Failure {
         let (shared, pause) = (Arc::clone(&self.shared), self.nodes.timeout);
         let has_time = |_: &Failure| shared.lease_left() > Nanos::ZERO;
         loop {
@@ -277,19 +279,19 @@ impl Member {
     /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
     /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
     /// it cannot read the key without them. Returns the newest revision.
-    async fn renew(&mut self, lease: Lease) -> Result<i64, Failure> {
+    async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, Failure> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
         let State { leader, revision, .. } = *self.shared.state();
-        self.nodes.ask(|node| node.keep_alive(lease.id)).await?;
+        self.nodes.ask(|node| node.keep_alive(lease.id())).await?;
         let (pair, newest) = self.nodes.get(self.keys.leader()).await?;
-        if pair.is_none_or(|pair| pair.mod_revision != leader) {
+        if pair.is_none_or(|pair| pair.mod_revision() != leader) {
             return Err(Failure::lost(LEASE_ENDED));
         }
         if newest < revision {
             return Err(Failure::lost("etcd was restored to an older state"));
         }
-        self.shared.state().deadline = sent_at + lease.safe_time();
+        self.shared.state().deadline = sent_at + safe_time(lease);
         Ok(newest)
     }
 
@@ -305,8 +307,8 @@ impl Member {
             let (mut size, mut used) = (None, 0);
             for _ in 0..nodes.count() {
                 if let Ok(status) = nodes.ask(|node| node.status()).await {
-                    size = size.max(Some(status.db_bytes));
-                    used = used.max(status.used_bytes);
+                    size = size.max(u64::try_from(status.db_size()).ok());
+                    used = used.max(u64::try_from(status.raft_used_db_size()).unwrap_or(0));
                     nodes.next_node();
                 }
             }
@@ -327,8 +329,8 @@ impl Member {
             counted_len = stored_len;
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {
-                let old = Range { key: self.keys.leader(), revision: noted, ..Range::default() };
-                if nodes.page(old).await.is_ok() && newest > noted {
+                let old = GetOptions::new().with_revision(noted);
+                if nodes.page(self.keys.leader(), old).await.is_ok() && newest > noted {
                     warn!(
                         "etcd keeps old revisions for more than {} s, until its quota is reached; \
                          start it with --auto-compaction-mode=periodic \
@@ -348,8 +350,8 @@ pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ende
 
 /// Returns the name of the server that leads. Other programs can write the key too, and its bytes must not
 /// forge lines of the log.
-pub fn name_of(leader: &Pair) -> String {
-    String::from_utf8_lossy(&leader.value).replace(is_unprintable, "\u{fffd}")
+pub fn name_of(leader: &KeyValue) -> String {
+    String::from_utf8_lossy(leader.value()).replace(is_unprintable, "\u{fffd}")
 }
 
 /// Notes how much more may be written before puts are refused, given the size of the database and what of it is
@@ -367,10 +369,15 @@ fn note_size(shared: &Shared, quota: u64, [size, used]: [u64; 2], counted_len: u
     (state.written_len - counted_len, refused || state.written_len >= state.puts_end)
 }
 
-impl Lease {
-    /// Returns the time for which it was granted, minus a fifth.
-    fn safe_time(self) -> Nanos {
-        let secs = u64::try_from(self.ttl_secs).unwrap_or(0);
-        Nanos::from_nanos(secs * 1_000_000_000 / 5 * 4)
-    }
+/// Returns whether this version of etcd is not too old.
+fn is_supported(version: &str) -> bool {
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
+    let number = parts.next().flatten().zip(parts.next().flatten());
+    number.is_some_and(|number| number >= OLDEST_VERSION)
+}
+
+/// Returns the time for which a lease was granted, minus a fifth.
+fn safe_time(lease: &LeaseGrantResponse) -> Nanos {
+    let secs = u64::try_from(lease.ttl()).unwrap_or(0);
+    Nanos::from_nanos(secs * 1_000_000_000 / 5 * 4)
 }

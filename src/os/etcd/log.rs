@@ -16,12 +16,13 @@
 //!   ascending order, up to those of the oldest file, so that a delayed twin finds none before its own. Their
 //!   numbers are never used again, because a newer chunk exists.
 
-use super::api::{Compare, Failure, Kind, Op, Pair, Range, Txn};
+use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, WHOLE, format_value};
 use super::lease::{LEASE_ENDED, Member, name_of};
 use super::nodes::{ask_again, ask_each};
 use crate::engine::binlog::disk::FileNumber;
+use etcd_client::{Compare, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
 use log::warn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,13 +71,13 @@ impl Log {
     /// Reads all files for a server that has just won the lead, and finds the chunks that it changes later.
     pub async fn take_over(&mut self) -> Result<(), Failure> {
         self.read(true).await?;
-        let chunks = Range { keys_only: true, ..Range::below(self.member.keys.chunks()) };
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
-        let newest = Range { key: self.member.keys.chunk(newest), ..chunks.clone() };
-        let first = self.page(Range { limit: 1, ..chunks }).await?.pop();
-        let last = self.page(newest).await?.pop();
-        let number = |pair: Option<Pair>| {
-            let number = |pair: &Pair| self.member.keys.parse_chunk(&pair.key);
+        let (lowest, newest) = (self.member.keys.chunk(0), self.member.keys.chunk(newest));
+        let chunks = self.chunks(ChunkNumber::MAX).with_keys_only();
+        let first = self.page(lowest, chunks.clone().with_limit(1)).await?.pop();
+        let last = self.page(newest, chunks).await?.pop();
+        let number = |pair: Option<KeyValue>| {
+            let number = |pair: &KeyValue| self.member.keys.parse_chunk(pair.key());
             pair.map_or(Ok(0), |pair| number(&pair).ok_or_else(|| unknown_key(&pair)))
         };
         (self.lowest, self.last_chunk) = (number(first)?, number(last)?);
@@ -118,8 +119,9 @@ impl Log {
     async fn listed(&mut self) -> Result<BTreeMap<FileNumber, File>, Failure> {
         let mut files = BTreeMap::new();
         let mut end = ChunkNumber::MAX;
-        for pair in self.page(Range::below(self.member.keys.files())).await?.iter().rev() {
-            let found = self.member.keys.parse_file(&pair.key).zip(File::decode(&pair.value));
+        let all = GetOptions::new().with_prefix();
+        for pair in self.page(self.member.keys.files(), all).await?.iter().rev() {
+            let found = self.member.keys.parse_file(pair.key()).zip(File::decode(pair.value()));
             let (number, file) = found.ok_or_else(|| unknown_key(pair))?;
             files.insert(number, File { end, ..file });
             end = file.first;
@@ -153,29 +155,30 @@ impl Log {
     ) -> Result<Result<Vec<u8>, String>, Failure> {
         let (mut bytes, mut next, mut limit) = (Vec::new(), first, 64);
         while next < end {
-            let (key, end_key) = (self.member.keys.chunk(next), Some(self.member.keys.chunk(end)));
-            let range = Range { key, end: end_key, limit, ..Range::default() };
-            let pairs = self.page(range).await?;
+            let chunks = self.chunks(end).with_limit(limit);
+            let pairs = self.page(self.member.keys.chunk(next), chunks).await?;
             let before = bytes.len();
             for (index, pair) in pairs.iter().enumerate() {
-                if pair.value.is_empty() && pair.key == self.member.keys.chunk(next).as_bytes() {
-                    let after = pairs.get(index + 1).and_then(|it| Chunk::decode(&it.value));
+                let key = self.member.keys.chunk(next);
+                if pair.value().is_empty() && pair.key() == key.as_bytes() {
+                    let after = pairs.get(index + 1).and_then(|it| Chunk::decode(it.value()));
                     // The same file continues after it: an operator has emptied the chunk.
                     if after.is_some_and(|it| it.file == number) {
-                        return Ok(Err(self.member.keys.chunk(next)));
+                        return Ok(Err(key));
                     }
                     // Here the next file began, which was removed.
                     end = next;
                     break;
                 }
-                let chunk = self.member.keys.parse_chunk(&pair.key).zip(Chunk::decode(&pair.value));
+                let number_found = self.member.keys.parse_chunk(pair.key());
+                let chunk = number_found.zip(Chunk::decode(pair.value()));
                 let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
                 let offset = usize::try_from(chunk.offset).unwrap_or(usize::MAX);
                 if found == next && chunk.file != number && offset == 0 {
                     return Ok(Err(self.member.keys.file(chunk.file)));
                 }
                 if found != next || chunk.file != number || offset > bytes.len() {
-                    return Ok(Err(self.member.keys.chunk(next)));
+                    return Ok(Err(key));
                 }
                 // A leader may continue a file that it has cut.
                 bytes.truncate(offset);
@@ -196,8 +199,13 @@ impl Log {
         Ok(Ok(bytes))
     }
 
+    /// Returns the options to read chunks before this one.
+    fn chunks(&self, end: ChunkNumber) -> GetOptions {
+        GetOptions::new().with_range(self.member.keys.chunk(end))
+    }
+
     /// Reads keys: a leader asks as long as it leads, and others ask some times.
-    async fn page(&mut self, range: Range) -> Result<Vec<Pair>, Failure> {
+    async fn page(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
         let shared = Arc::clone(&self.member.shared);
         let leads = || shared.state().leader > 0 && shared.standing().is_ok();
         let nodes = &mut self.member.nodes;
@@ -206,7 +214,7 @@ impl Log {
             left = left.saturating_sub(1);
             left > 0 || leads()
         };
-        ask_again(async || nodes.page(range.clone()).await, may_go_on).await
+        ask_again(async || nodes.page(key.clone(), options.clone()).await, may_go_on).await
     }
 
     // ---- Changing ----
@@ -242,7 +250,7 @@ impl Log {
             Change::Truncate { file, size } => {
                 if let Some(&known) = self.files.get(file) {
                     let cut = File { size: *size, ..known };
-                    let put = vec![Op::put(self.member.keys.file(*file), cut.encode())];
+                    let put = vec![TxnOp::put(self.member.keys.file(*file), cut.encode(), None)];
                     self.transact(self.unless_appended(known), put).await?;
                     self.files.insert(*file, cut);
                 }
@@ -253,7 +261,7 @@ impl Log {
             }
             Change::EndImport => {
                 let format = format_value(self.member.etcd.file_size);
-                let put = Op::put(self.member.keys.format(), format);
+                let put = TxnOp::put(self.member.keys.format(), format, None);
                 self.transact(Vec::new(), vec![put]).await?;
             }
         }
@@ -281,18 +289,18 @@ impl Log {
         let key = self.member.keys.chunk(chunk);
         let mut len = bytes.len().min(self.chunk_max);
         let value = Chunk { file: number, offset, bytes: &bytes[..len] }.encode();
-        let before = Compare::Exists(self.member.keys.chunk(self.last_chunk));
-        let when = vec![Compare::Modified(key.clone(), 0), before];
-        let mut puts = vec![Op::put(key.clone(), value)];
+        let before = exists(self.member.keys.chunk(self.last_chunk));
+        let when = vec![modified(key.clone(), 0), before];
+        let mut puts = vec![TxnOp::put(key.clone(), value, None)];
         let known = self.files.get(&number).copied().filter(|_| offset > 0);
         let file = known.map_or(File::new(chunk), |known| File { size: WHOLE, ..known });
         if known != Some(file) {
-            puts.push(Op::put(self.member.keys.file(number), file.encode()));
+            puts.push(TxnOp::put(self.member.keys.file(number), file.encode(), None));
         }
         if !self.is_made(when, puts).await? {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
             let (found, _) = self.member.nodes.get(key).await?;
-            let found = found.as_ref().and_then(|pair| Chunk::decode(&pair.value));
+            let found = found.as_ref().and_then(|pair| Chunk::decode(pair.value()));
             let is_own = |chunk: &Chunk<'_>| {
                 (chunk.file, chunk.offset) == (number, offset)
                     && chunk.bytes.len() >= len
@@ -305,6 +313,7 @@ impl Log {
             };
             len = own.bytes.len();
         }
+        self.member.shared.state().stored_bytes += len as u64;
         self.last_chunk = chunk;
         if known.is_none()
             && let Some(mut before) = self.files.last_entry()
@@ -320,9 +329,9 @@ impl Log {
         let (keys, mut when) = (&self.member.keys, self.unless_appended(file));
         let first = keys.chunk(file.first);
         // A delayed twin of this transaction must not bring the chunk back.
-        when.push(Compare::Exists(first.clone()));
-        let gone = Op::Delete { key: keys.file(number), end: None };
-        self.transact(when, vec![gone, Op::put(first, "")]).await?;
+        when.push(exists(first.clone()));
+        let gone = TxnOp::delete(keys.file(number), None);
+        self.transact(when, vec![gone, TxnOp::put(first, "", None)]).await?;
         self.files.remove(&number);
         Ok(())
     }
@@ -336,8 +345,9 @@ impl Log {
         }
         let next = (self.lowest + GARBAGE_STEP).min(oldest);
         let keys = &self.member.keys;
-        let (key, end) = (keys.chunk(self.lowest), Some(keys.chunk(next)));
-        self.transact(Vec::new(), vec![Op::Delete { key, end }]).await?;
+        let some = DeleteOptions::new().with_range(keys.chunk(next));
+        let delete = TxnOp::delete(keys.chunk(self.lowest), Some(some));
+        self.transact(Vec::new(), vec![delete]).await?;
         self.lowest = next;
         Ok(true)
     }
@@ -347,17 +357,15 @@ impl Log {
         let Some(&File { first, end, .. }) = self.files.get(&number) else { return Ok(()) };
         let mut next = first;
         loop {
-            let keys = &self.member.keys;
-            let (key, end) = (keys.chunk(next), Some(keys.chunk(end)));
-            let range = Range { key, end, limit: MOST_COPIED, ..Range::default() };
+            let chunks = self.chunks(end).with_limit(MOST_COPIED);
             let (mut puts, mut len) = (Vec::new(), 0);
-            for pair in self.page(range).await? {
-                len += pair.value.len();
+            for pair in self.page(self.member.keys.chunk(next), chunks).await? {
+                len += pair.value().len();
                 if len > self.chunk_max && !puts.is_empty() {
                     break;
                 }
                 let key = self.member.keys.damaged_chunk(number, next);
-                puts.push(Op::put(key, pair.value));
+                puts.push(TxnOp::put(key, pair.value(), None));
                 next += 1;
             }
             if puts.is_empty() {
@@ -370,13 +378,13 @@ impl Log {
     /// Returns the condition of a change to the newest file, whose number or bytes may be used again: a
     /// delayed twin must not change what was appended later. Other files need none.
     fn unless_appended(&self, file: File) -> Vec<Compare> {
-        let next = Compare::Modified(self.member.keys.chunk(self.last_chunk + 1), 0);
+        let next = modified(self.member.keys.chunk(self.last_chunk + 1), 0);
         if file.end == ChunkNumber::MAX { vec![next] } else { Vec::new() }
     }
 
     /// Makes a transaction if this server leads. The conditions hold unless another program has changed
     /// the keys.
-    async fn transact(&mut self, when: Vec<Compare>, then: Vec<Op>) -> Result<(), Failure> {
+    async fn transact(&mut self, when: Vec<Compare>, then: Vec<TxnOp>) -> Result<(), Failure> {
         if self.is_made(when, then).await? {
             return Ok(());
         }
@@ -384,13 +392,12 @@ impl Log {
     }
 
     /// Makes a transaction if this server leads and the conditions hold. Returns whether they do.
-    async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<Op>) -> Result<bool, Failure> {
+    async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<TxnOp>) -> Result<bool, Failure> {
         let (key, leader) = (self.member.keys.leader(), self.member.shared.state().leader);
-        when.push(Compare::Modified(key.clone(), leader));
-        let len = |op: &Op| if let Op::Put { value, .. } = op { value.len() as u64 } else { 0 };
-        let bytes: u64 = then.iter().map(len).sum();
+        when.push(modified(key.clone(), leader));
         let begun_at = self.member.shared.now();
-        let answer = self.member.nodes.ask(|node| node.txn(Txn { when, then })).await;
+        let answer =
+            self.member.nodes.ask(|node| node.txn(Txn::new().when(when).and_then(then))).await;
         if let Err(Failure { kind: Kind::NoSpace, text }) = &answer
             && !std::mem::replace(&mut self.member.shared.state().is_full, true)
         {
@@ -399,24 +406,23 @@ impl Log {
         let answer = answer?;
         let took = self.member.shared.now().since(begun_at);
         self.member.shared.state().transactions.count(took);
-        if answer.succeeded {
+        if answer.succeeded() {
             let mut state = self.member.shared.state();
-            state.stored_bytes += bytes;
-            state.revision = answer.revision;
+            state.revision = outcome(&answer).0;
             if std::mem::take(&mut state.is_full) {
                 warn!("etcd has space again: accepting puts");
             }
             return Ok(true);
         }
         match self.member.nodes.get(key).await?.0 {
-            Some(pair) if pair.mod_revision == leader => Ok(false),
+            Some(pair) if pair.mod_revision() == leader => Ok(false),
             Some(pair) => Err(Failure::lost(format!("{} leads", name_of(&pair)))),
             None => Err(Failure::lost(LEASE_ENDED)),
         }
     }
 }
 
-fn unknown_key(pair: &Pair) -> Failure {
-    let key = String::from_utf8_lossy(&pair.key);
+fn unknown_key(pair: &KeyValue) -> Failure {
+    let key = String::from_utf8_lossy(pair.key());
     Failure::lasting(format!("{key} is no key of a binlog"))
 }

@@ -3,9 +3,11 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{Answer, Etcd, Failure, Kind, Node, Op, PASSWORD, Pair, Range, Txn, USER};
+use super::api::{Answer, Etcd, Failure, Kind, Node, PASSWORD, USER, outcome};
 use crate::os::membership::EtcdOptions;
-use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use etcd_client::{
+    Certificate, ConnectOptions, GetOptions, Identity, KeyValue, TlsOptions, Txn, TxnOp,
+};
 use std::env;
 use std::fmt;
 use std::fs;
@@ -107,23 +109,33 @@ impl Nodes {
     }
 
     /// Reads a key. Also returns the newest revision.
-    pub async fn get(&mut self, key: String) -> Result<(Option<Pair>, i64), Failure> {
-        let (mut pairs, revision) = self.read(self.timeout, Op::get(key)).await?;
+    pub async fn get(&mut self, key: String) -> Result<(Option<KeyValue>, i64), Failure> {
+        let (mut pairs, revision) = self.read(self.timeout, key, GetOptions::new()).await?;
         Ok((pairs.pop(), revision))
     }
 
     /// Reads a page of the log, for which there is more time than for other requests. A node that hangs does
     /// not even find its first key, and is left sooner.
-    pub async fn page(&mut self, range: Range) -> Result<Vec<Pair>, Failure> {
-        let first = Range { limit: 1, keys_only: true, ..range.clone() };
-        self.read(self.timeout, Op::Get(first)).await?;
-        Ok(self.read(self.timeout.max(PAGE_TIMEOUT), Op::Get(range)).await?.0)
+    pub async fn page(
+        &mut self,
+        key: String,
+        options: GetOptions,
+    ) -> Result<Vec<KeyValue>, Failure> {
+        let first = options.clone().with_limit(1).with_keys_only();
+        self.read(self.timeout, key.clone(), first).await?;
+        Ok(self.read(self.timeout.max(PAGE_TIMEOUT), key, options).await?.0)
     }
 
-    async fn read(&mut self, most: Duration, get: Op) -> Result<(Vec<Pair>, i64), Failure> {
-        let txn = Txn { then: vec![get], ..Txn::default() };
-        let mut answer = self.ask_within(most, |node| node.txn(txn)).await?;
-        Ok((answer.found.pop().unwrap_or_default(), answer.revision))
+    async fn read(
+        &mut self,
+        most: Duration,
+        key: String,
+        options: GetOptions,
+    ) -> Result<(Vec<KeyValue>, i64), Failure> {
+        let txn = Txn::new().and_then([TxnOp::get(key, Some(options))]);
+        let answer = self.ask_within(most, |node| node.txn(txn)).await?;
+        let (revision, mut found) = outcome(&answer);
+        Ok((found.next().unwrap_or_default(), revision))
     }
 
     /// Sends a request, for which there is the time of a short one.
