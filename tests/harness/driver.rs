@@ -186,10 +186,9 @@ impl Read for Pipe {
             wire.is_end_read = wire.end.is_some();
             return if wire.is_end_read { Ok(0) } else { Err(ErrorKind::WouldBlock.into()) };
         }
+        // Bytes are copied in pieces: one at a time takes a third of the time of a simulation.
         let count = wire.unread.len().min(buffer.len());
-        for (place, byte) in buffer.iter_mut().zip(wire.unread.drain(..count)) {
-            *place = byte;
-        }
+        wire.unread.read_exact(&mut buffer[..count])?;
         wire.read.extend_from_slice(&buffer[..count]);
         Ok(count)
     }
@@ -215,11 +214,14 @@ impl Write for Pipe {
         if wire.room == Some(0) {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let mut bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-        bytes.truncate(wire.room.unwrap_or(usize::MAX));
-        wire.room = wire.room.map(|room| room - bytes.len());
-        wire.sent.extend_from_slice(&bytes);
-        Ok(bytes.len())
+        let mut count = 0;
+        for slice in slices {
+            let len = slice.len().min(wire.room.unwrap_or(usize::MAX));
+            wire.sent.extend_from_slice(&slice[..len]);
+            wire.room = wire.room.map(|room| room - len);
+            count += len;
+        }
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -435,7 +435,7 @@ impl Image {
                 bytes[*offset..end].copy_from_slice(written);
                 self.names.extend(name.clone().map(|name| (name, *inode)));
             }
-            Change::Resize { inode, size } => self.inode(*inode).resize(*size, 0),
+            Change::Resize { inode, size } => resize(self.inode(*inode), *size),
             Change::Names(names) => {
                 for (name, inode) in names {
                     match inode {
@@ -525,7 +525,7 @@ impl State {
     fn resize(&mut self, number: FileNumber, size: u64) -> io::Result<()> {
         let (inode, size) = (self.inode(number)?, to_usize(size));
         let old_size = self.live.inodes[inode].len();
-        self.live.inodes[inode].resize(size, 0);
+        resize(&mut self.live.inodes[inode], size);
         let used = self.used(|_| true);
         if size > old_size && self.faults.capacity.is_some_and(|capacity| used > capacity) {
             self.live.inodes[inode].truncate(old_size);
@@ -688,6 +688,15 @@ impl State {
             self.waiting.iter().take(count).for_each(|(_, change)| image.apply(change));
         }
         image
+    }
+}
+
+/// Gives a file another size. The zeros of a new file are those of the allocator, which mostly are there already.
+fn resize(bytes: &mut Vec<u8>, size: usize) {
+    if bytes.is_empty() {
+        *bytes = vec![0; size];
+    } else {
+        bytes.resize(size, 0);
     }
 }
 

@@ -4,7 +4,7 @@ use super::script::{self, Expectation, Inbox, Line, Script};
 use super::world::{Client, Restart, World};
 use std::collections::BTreeMap;
 
-/// A failure shows this many characters of what was sent last.
+/// A failure shows this many bytes of what was sent last.
 const LAST_SENT_LEN: usize = 200;
 
 /// One script and the world that it is played into.
@@ -56,7 +56,7 @@ impl<W: World> Play<'_, W> {
             Line::Send { client, bytes } => {
                 let client = self.client(clients, client).client;
                 self.world.send(client, bytes);
-                self.last_sent = script::escape(bytes).chars().take(LAST_SENT_LEN).collect();
+                self.last_sent = script::escape(&bytes[..bytes.len().min(LAST_SENT_LEN)]);
             }
             Line::Expect { client, expectation } => {
                 let client = self.client(clients, client);

@@ -253,7 +253,7 @@ impl Output {
         let Some(pending) = &self.0 else { return Vec::new() };
         let mut slices = vec![IoSlice::new(&[]); 2 * pending[0].parts.len() + 1];
         let filled = pending[0].next_slices(pending[0].len(), usize::MAX, &mut slices, bodies);
-        slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect()
+        slices[..filled].iter().map(|slice| &**slice).collect::<Vec<_>>().concat()
     }
 
     /// Returns the large bodies that were not sent completely.
