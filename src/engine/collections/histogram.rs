@@ -58,8 +58,8 @@ impl<S: Scale> Histogram<S> {
     pub fn count(&mut self, span: Nanos) {
         let nanos = span.as_nanos();
         // Most durations are short, so that the first bounds are compared only.
-        let bucket = S::BOUNDS.iter().position(|&(bound, _)| nanos <= bound);
-        self.counts.as_mut()[bucket.unwrap_or(S::BOUNDS.len())] += 1;
+        let bucket = S::BOUNDS.iter().take_while(|&&(bound, _)| nanos > bound).count();
+        self.counts.as_mut()[bucket] += 1;
         self.sum_ns = self.sum_ns.saturating_add(nanos);
     }
 

@@ -146,7 +146,7 @@ impl Queue {
         let entry = client.held.remove(client.index_of(&self.jobs[key]), &mut self.jobs);
         assert_eq!(entry.job, key, "the heap index of a job belongs to another job");
         if let Some(end) = end {
-            self.count_end(entry, end);
+            self.count_end(key, entry.reserved_at, end);
         }
     }
 

@@ -654,12 +654,15 @@ impl Queue {
     fn assign(&mut self, key: JobKey, by: ConnKey) {
         self.detach(key);
         self.take_slot(key);
-        self.count_wait(key);
         let job = &mut self.jobs[key];
+        let tube = &mut self.tubes[job.tube];
+        if self.has_metrics {
+            tube.count_wait(job, self.now);
+        }
         self.large_counts.count_event(&mut job.counts, CountedEvent::Reserve);
         job.state = State::Reserved(Holder { by, index: NIL });
         job.due = self.now + Nanos::from_secs(job.ttr_secs);
-        self.tubes[job.tube].jobs.reserved += 1;
+        tube.jobs.reserved += 1;
         self.totals.reserved += 1;
     }
 

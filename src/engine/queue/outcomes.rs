@@ -5,9 +5,10 @@
 //! first reservation, and the entry of a reserved job has the time of the reservation.
 
 use super::Queue;
-use super::job::ReservedEntry;
+use super::job::Job;
+use super::tube::Tube;
 use crate::engine::collections::histogram::{Histogram, Scale};
-use crate::engine::keys::{JobKey, TubeKey};
+use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 
 /// The counts of a tube.
@@ -77,42 +78,38 @@ impl Outcomes {
     }
 }
 
-impl Queue {
-    fn outcomes(&mut self, tube: TubeKey) -> &mut Outcomes {
-        self.tubes[tube].outcomes.get_or_insert_default()
+impl Tube {
+    fn outcomes(&mut self) -> &mut Outcomes {
+        self.outcomes.get_or_insert_default()
     }
 
     /// Counts the wait of a job that is about to be reserved, if it never was before.
-    pub(super) fn count_wait(&mut self, key: JobKey) {
+    pub(super) fn count_wait(&mut self, job: &Job, now: Nanos) {
+        if job.counts.is_never_reserved() {
+            let wait = now.since(job.created_at + Nanos::from_secs(job.delay_secs));
+            self.outcomes().waits.count(wait);
+        }
+    }
+}
+
+impl Queue {
+    /// Counts the end of a reservation that began at this moment.
+    pub(super) fn count_end(&mut self, key: JobKey, reserved_at: Nanos, end: End) {
         if !self.has_metrics {
             return;
         }
         let job = &self.jobs[key];
-        if !job.counts.is_never_reserved() {
-            return;
-        }
-        let wait = self.now.since(job.created_at + Nanos::from_secs(job.delay_secs));
-        self.outcomes(job.tube).waits.count(wait);
-    }
-
-    /// Counts the end of a reservation.
-    pub(super) fn count_end(&mut self, entry: ReservedEntry, end: End) {
-        if !self.has_metrics {
-            return;
-        }
-        let job = &self.jobs[entry.job];
         let has_run = end == End::Delete && !self.is_flushed(job);
-        let run = self.now.since(entry.reserved_at);
-        let outcomes = self.outcomes(job.tube);
+        let outcomes = self.tubes[job.tube].outcomes();
         outcomes.ended[end as usize] += 1;
         if has_run {
-            outcomes.runs.count(run);
+            outcomes.runs.count(self.now.since(reserved_at));
         }
     }
 
     pub(super) fn count_kick(&mut self, key: JobKey) {
         if self.has_metrics {
-            self.outcomes(self.jobs[key].tube).kicks += 1;
+            self.tubes[self.jobs[key].tube].outcomes().kicks += 1;
         }
     }
 }

@@ -83,15 +83,17 @@ impl AsFd for Alarm {
 /// the machine was suspended, so that delays and TTRs go on meanwhile, as in C beanstalkd. `Instant`
 /// does not, and its checks would make reading a command take a tenth longer.
 pub fn monotonic() -> Nanos {
-    read(libc::CLOCK_BOOTTIME)
+    // It counts from the start of the machine.
+    Nanos::from_nanos(read_ns(libc::CLOCK_BOOTTIME).cast_unsigned())
 }
 
 /// Returns the time of day of the system, since 1970.
 pub fn time_of_day() -> Nanos {
-    read(libc::CLOCK_REALTIME)
+    // One that was set to a moment before 1970 is negative.
+    Nanos::from_nanos(read_ns(libc::CLOCK_REALTIME).max(0).cast_unsigned())
 }
 
-fn read(clock: libc::clockid_t) -> Nanos {
+fn read_ns(clock: libc::clockid_t) -> i64 {
     // Not by rustix: under valgrind, which counts the instructions of the benchmark, its reader of the vDSO
     // crashes.
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
@@ -102,8 +104,7 @@ fn read(clock: libc::clockid_t) -> Nanos {
     };
     #[expect(clippy::useless_conversion, reason = "on some machines they have 32 bits")]
     let (secs, nanos) = (i64::from(time.tv_sec), i64::from(time.tv_nsec));
-    // Only a time of day that was set to one before 1970 is negative.
-    Nanos::from_nanos((secs * 1_000_000_000 + nanos).max(0).cast_unsigned())
+    secs * 1_000_000_000 + nanos
 }
 
 #[cfg(test)]
