@@ -62,7 +62,8 @@ pub struct Conn {
     pub is_held: bool,
     /// The number of bytes at the front of the input that have no end of a line.
     searched: u16,
-    /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back.
+    /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back; 0 if the
+    /// client has taken some since.
     unread: u32,
 }
 
@@ -292,6 +293,7 @@ impl Conn {
     /// Removes the first `count` unsent bytes: the kernel has accepted them.
     #[inline]
     pub fn sent(&mut self, s: &mut Store, count: usize) {
+        self.unread = 0;
         self.output.sent(count, &mut s.pool, &mut s.queue.bodies);
     }
 

@@ -5,13 +5,13 @@
 //!
 //! ```text
 //! waiting: small, large      until there is memory for all bodies of the reply, in order
-//!   -> turns                 each connection reads one body, then the next one does
+//!   -> turns                 each connection reads one body, then the next one of the other class does
 //!   -> begun                 at most 4 reads or 1 MiB are with the disk, in their order
 //!   -> the reply
 //! ```
 //!
-//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for.
-//! At most one large reply has turns at a time. What is not begun is forgotten when its connection is
+//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for; with a small
+//! reply it waits for one large body for each small one. What is not begun is forgotten when its connection is
 //! closed. A body for which several connections wait is read once, also if one of them is compaction, which
 //! needs no turn. The server continues the replies ([`server::reading`](super::server)), because it knows
 //! the connections.
@@ -33,16 +33,18 @@ use std::rc::Rc;
 pub struct Reads {
     /// Those for whose replies there was no memory yet, by class.
     pub waiting: [VecDeque<ConnKey>; 2],
-    /// The others, in the order of their turns.
-    pub turns: VecDeque<ConnKey>,
-    /// The connection that waits for the disk with a large reply.
-    pub large: Option<ConnKey>,
+    /// The others in the order of their turns, by class.
+    pub turns: [VecDeque<ConnKey>; 2],
+    /// The class that has the next turn.
+    pub next_turn: ReplyClass,
     /// No read begins before this moment: the last one had too little memory.
     pub retry_at: Option<Nanos>,
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
-    /// While replies wait for memory, connections that have taken nothing before this moment are closed.
-    pub stalled_at: Option<Nanos>,
+    /// When connections were looked at that take nothing while replies wait for memory, and when they are next;
+    /// [`Nanos::NEVER`] while none waits.
+    pub looked_at: Nanos,
+    pub look_due: Nanos,
 }
 
 /// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
@@ -207,7 +209,7 @@ pub fn refuse(
 impl Reads {
     /// Ensures that one more connection can wait without further memory.
     pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
-        for queue in self.waiting.iter_mut().chain([&mut self.turns]) {
+        for queue in self.waiting.iter_mut().chain(&mut self.turns) {
             queue.try_reserve(connections.saturating_sub(queue.len()))?;
         }
         Ok(())
@@ -215,19 +217,25 @@ impl Reads {
 
     /// Returns when reads are tried again that had too little memory, or clients are looked at that hold it.
     pub fn next_due(&self) -> Nanos {
-        let due = [self.retry_at, self.stalled_at];
-        due.into_iter().flatten().min().unwrap_or(Nanos::NEVER)
+        self.retry_at.unwrap_or(Nanos::NEVER).min(self.look_due)
+    }
+
+    /// Removes and returns the connection that has the next turn.
+    pub fn take_turn(&mut self) -> Option<ConnKey> {
+        let class = self.next_turn;
+        self.next_turn = class.other();
+        let turn = self.turns[class as usize].pop_front();
+        turn.or_else(|| self.turns[class.other() as usize].pop_front())
     }
 }
 
 /// Forgets a connection that waits for bodies.
 pub fn forget(s: &mut Store, key: ConnKey) {
-    s.reads.waiting.iter_mut().for_each(|queue| queue.retain(|&other| other != key));
-    s.reads.turns.retain(|&other| other != key);
+    let queues = s.reads.waiting.iter_mut().chain(&mut s.reads.turns);
+    queues.for_each(|queue| queue.retain(|&other| other != key));
     for begun in &mut s.queue.body_cache.begun {
         begun.readers.retain(|&other| other != key);
     }
-    s.reads.large.take_if(|large| *large == key);
 }
 
 impl WantedBodies {
@@ -241,7 +249,7 @@ impl WantedBodies {
         let count =
             |keys: &mut dyn Iterator<Item = &ConnKey>| keys.filter(|it| **it == key).count();
         let waiting = count(&mut s.reads.waiting[self.class as usize].iter());
-        let turns = count(&mut s.reads.turns.iter());
+        let turns = count(&mut s.reads.turns[self.class as usize].iter());
         let reading = count(&mut s.queue.body_cache.begun.iter().flat_map(|it| &it.readers));
         let is_right = waiting + turns + reading == 1 && (waiting == 1 || self.grant.is_some());
         assert!(is_right, "{waiting} {turns} {reading} of {self:?}");
@@ -272,8 +280,8 @@ impl WantedBodies {
         fits || granted == 0
     }
 
-    /// Returns whether unread replies leave no memory for the bodies that are copied to the output. As in memory,
-    /// there is always some for a single one.
+    /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the bodies that are
+    /// copied to the output. As in memory, there is always some for a single one.
     pub fn is_crowded_out(&self, s: &Store) -> bool {
         self.copied_bytes > LARGE && s.is_text_crowded_by(self.copied_bytes)
     }

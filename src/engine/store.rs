@@ -138,10 +138,12 @@ impl Store {
         self.is_exceeded(self.buffered_bytes(), text_len)
     }
 
-    /// Returns whether `text_len` more bytes of text exceed this limit, whatever the input takes: replies that wait
-    /// for the text of others to be sent would otherwise wait for their own input.
+    /// Returns whether `text_len` more bytes of text exceed this limit, with those of replies whose bodies are being
+    /// read, and whatever the input takes: replies that wait for the text of others to be sent would otherwise wait
+    /// for their own input.
     pub fn is_text_crowded_by(&self, text_len: usize) -> bool {
-        self.is_exceeded(self.pool.text_len(), text_len)
+        let promised = self.queue.body_cache.read_bodies.text_len();
+        self.is_exceeded(self.pool.text_len() + promised, text_len)
     }
 
     fn is_exceeded(&self, buffered: usize, more: usize) -> bool {

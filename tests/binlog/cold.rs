@@ -167,36 +167,36 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
     );
 }
 
-/// Eight other clients ask for all jobs of a tube each.
+/// Eight other clients ask for all jobs of a tube each, in small replies and in large ones.
 #[test]
 fn a_worker_waits_for_few_reads_of_other_clients() {
-    let mut server = start_with_late_reads();
-    let busy: [Client; 8] = server.clients();
-    for client in busy {
-        server.ask(format!("use many-{client}\r\n"));
-        for _ in 0..50 {
-            server.put_of(1000);
+    for (batched, len) in [(50, 100), (300, 100), (50, 300_000), (300, 300_000)] {
+        let mut server = start_with_late_reads();
+        let busy: [Client; 8] = server.clients();
+        for client in busy {
+            server.ask(format!("use many-{client}\r\n"));
+            for _ in 0..batched {
+                server.put_of(1000);
+            }
+            assert_eq!(server.send(client, format!("peek-batch many-{client} any 1000\r\n")), "");
         }
-        assert_eq!(server.send(client, format!("peek-batch many-{client} any 1000\r\n")), "");
-    }
-    server.ask("use one\r\n");
-    let id = server.put_of(100);
-    server.disk.faults().reads_left = Some(20);
-    server.settle();
-    let [worker] = server.clients();
-    assert_eq!(
-        server.send(worker, "watch one\r\nignore default\r\nreserve\r\n").lines().count(),
-        2
-    );
-    let mut reads = 0;
-    while server.received(worker).is_empty() {
-        reads += 1;
-        assert!(reads <= 4 + busy.len() + 1, "the worker waits for {reads} reads");
-        server.disk.faults().reads_left = Some(1);
+        server.ask("use one\r\n");
+        let id = server.put_of(len);
+        server.disk.faults().reads_left = Some(20);
         server.settle();
+        let [worker] = server.clients();
+        let lines = server.send(worker, "watch one\r\nignore default\r\nreserve\r\n");
+        assert_eq!(lines.lines().count(), 2);
+        let mut reads = 0;
+        while server.received(worker).is_empty() {
+            reads += 1;
+            assert!(reads <= 4 + busy.len() + 1, "{len} bytes wait for {reads} reads");
+            server.disk.faults().reads_left = Some(1);
+            server.settle();
+        }
+        assert_eq!(server.take_text(worker), reserved(id, len));
+        server.end_reads();
     }
-    assert_eq!(server.take_text(worker), reserved(id, 100));
-    server.end_reads();
 }
 
 #[test]
@@ -225,9 +225,8 @@ fn reads_for_closed_connections_are_not_begun() {
     assert_eq!(server.disk.begun_reads(), 0);
 }
 
-/// One large reply has turns at a time. While another is unread, the next one waits for the end of these.
 #[test]
-fn a_large_reply_has_its_turns_when_the_client_of_another_is_gone() {
+fn a_large_reply_is_made_when_the_client_of_another_is_gone() {
     const LEN: usize = 300_000;
     let mut server = start_with_late_reads();
     let ids: Vec<u64> = (0..3).map(|_| server.put_of(LEN)).collect();
@@ -330,6 +329,40 @@ fn many_clients_that_take_nothing_keep_no_worker_from_its_job() {
     assert_eq!(server.send(worker, format!("reserve-job {id}\r\n")), "");
     (0..40).for_each(|_| server.advance(Nanos::from_secs(1)));
     assert!(server.take_text(worker) == reserved(id, LEN));
+}
+
+/// Each takes its reply in less than a second, and asks again. There is memory for three of them.
+#[test]
+fn clients_that_take_their_replies_stay_connected_while_others_wait() {
+    let settings = Settings { max_memory_bytes: 17 << 20, ..OPTIONS.settings };
+    let options = Options { settings, ..OPTIONS };
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let clients: [Client; 5] = server.clients();
+    let ids = clients.map(|_| server.put_of(LEN));
+    let (mut replies, mut held) = (0, [0; 5]);
+    for (client, id) in clients.into_iter().zip(ids) {
+        server.set_room(client, Some(10));
+        server.receive(client, format!("peek {id}\r\n"));
+        server.settle();
+    }
+    for step in 0..400 {
+        for (index, (&client, &id)) in clients.iter().zip(&ids).enumerate() {
+            assert!(!server.is_closed(client), "client {index} in step {step}");
+            held[index] += u32::from(!server.made(client).is_empty());
+            if held[index] == 6 {
+                held[index] = 0;
+                replies += 1;
+                server.set_room(client, None);
+                server.settle();
+                assert!(server.take_text(client) == found(id, LEN));
+                server.set_room(client, Some(10));
+                server.receive(client, format!("peek {id}\r\n"));
+                server.settle();
+            }
+        }
+        server.advance(Nanos::from_millis(100));
+    }
+    assert!(replies > 100, "{replies} replies");
 }
 
 /// The bodies of such a reply are copied to its text.

@@ -27,20 +27,27 @@ pub enum BodyRef<'a> {
 
 /// The size of a reply. Each has memory of its own, so that large replies that clients do not read keep no
 /// worker from its job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyClass {
+    #[default]
     Small,
     Large,
 }
 
 impl ReplyClass {
     pub const ALL: [ReplyClass; 2] = [ReplyClass::Small, ReplyClass::Large];
+
+    pub fn other(self) -> ReplyClass {
+        if self == ReplyClass::Small { ReplyClass::Large } else { ReplyClass::Small }
+    }
 }
 
 /// Memory that a reply may take for its bodies, or that one of them takes.
 #[derive(Debug)]
 pub struct Grant {
     bytes: u64,
+    /// The bytes of text that the reply will have.
+    text_len: usize,
     class: ReplyClass,
     memory: Rc<Memory>,
 }
@@ -49,6 +56,7 @@ pub struct Grant {
 #[derive(Debug, Default)]
 struct Memory {
     granted: [Cell<u64>; 2],
+    text_len: Cell<usize>,
     freed: RefCell<Vec<Vec<u8>>>,
 }
 
@@ -103,8 +111,7 @@ impl BodyRef<'_> {
 impl Grant {
     /// Grants more memory.
     pub fn extend(&mut self, bytes: u32) {
-        let granted = &self.memory.granted[self.class as usize];
-        granted.set(granted.get() + u64::from(bytes));
+        self.memory.granted[self.class as usize].update(|granted| granted + u64::from(bytes));
         self.bytes += u64::from(bytes);
     }
 
@@ -112,23 +119,28 @@ impl Grant {
     pub fn split(&mut self, bytes: u32) -> Grant {
         let bytes = self.bytes.min(bytes.into());
         self.bytes -= bytes;
-        Grant { bytes, class: self.class, memory: Rc::clone(&self.memory) }
+        Grant { bytes, text_len: 0, class: self.class, memory: Rc::clone(&self.memory) }
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let granted = &self.memory.granted[self.class as usize];
-        granted.set(granted.get() - self.bytes);
+        self.memory.granted[self.class as usize].update(|granted| granted - self.bytes);
+        self.memory.text_len.update(|len| len - self.text_len);
     }
 }
 
 impl ReadBodies {
-    /// Grants memory.
-    pub fn grant(&self, bytes: u64, class: ReplyClass) -> Grant {
-        let granted = &self.memory.granted[class as usize];
-        granted.set(granted.get() + bytes);
-        Grant { bytes, class, memory: Rc::clone(&self.memory) }
+    /// Grants memory for bodies, of which `text_len` bytes will be copied to the text of the reply.
+    pub fn grant(&self, bytes: u64, text_len: usize, class: ReplyClass) -> Grant {
+        self.memory.granted[class as usize].update(|granted| granted + bytes);
+        self.memory.text_len.update(|len| len + text_len);
+        Grant { bytes, text_len, class, memory: Rc::clone(&self.memory) }
+    }
+
+    /// Returns the bytes of text that replies will have whose bodies are being read.
+    pub fn text_len(&self) -> usize {
+        self.memory.text_len.get()
     }
 
     /// Returns the bytes that replies of this class may take, or take.

@@ -58,29 +58,33 @@ impl<S> Server<S> {
         self.close_stalled();
     }
 
-    /// Closes connections that take nothing of a reply while others wait for its memory: otherwise clients that never
-    /// read could keep all workers from their jobs. There may be more of them than memory, so after 10 s of waiting
-    /// each has a second.
+    /// Closes connections that take nothing of a reply for a second while another one has waited for its memory for
+    /// 10 s: otherwise clients that never read could keep all workers from their jobs.
     fn close_stalled(&mut self) {
+        let reads = &self.store.reads;
+        let fronts = ReplyClass::ALL.map(|class| reads.waiting[class as usize].front());
+        let waiting = || fronts.into_iter().flatten().map(|&key| self.wanted(key));
+        let asked_at = waiting().map(|wanted| wanted.asked_at).min();
+        let patience = PATIENCE.before(LOOK_PAUSE);
+        let due = asked_at.filter(|_| reads.retry_at.is_none()).map_or(Nanos::NEVER, |asked_at| {
+            (asked_at + patience).max(reads.looked_at + LOOK_PAUSE)
+        });
+        let is_short = waiting().any(|wanted| !wanted.fits(&self.store));
+        let takes_text = waiting().any(|wanted| wanted.is_crowded_out(&self.store));
         let Store { queue, reads, .. } = &mut self.store;
-        let now = queue.now;
-        let fronts = ReplyClass::ALL.map(|class| reads.waiting[class as usize].front().copied());
-        if fronts == [None; 2] || reads.retry_at.is_some() {
-            reads.stalled_at = None;
-        } else if reads.stalled_at.is_none_or(|at| at <= now) {
-            let is_first = reads.stalled_at.is_none();
-            reads.stalled_at = Some(now + if is_first { PATIENCE } else { LOOK_PAUSE });
-            let waiting = || fronts.into_iter().flatten().map(|key| self.wanted(key));
-            let is_short = waiting().any(|wanted| !wanted.fits(&self.store));
-            let takes_text = waiting().any(|wanted| wanted.is_crowded_out(&self.store));
-            for index in 0..self.links.numbers_end() {
-                self.with(ConnKey::from_index(index), |c, s| {
-                    if c.is_stalled(takes_text) && is_short && !is_first {
-                        debug!("connection {index}: its reply is unread, and its memory wanted");
-                        c.fail(s);
-                    }
-                });
-            }
+        reads.look_due = due;
+        if due > queue.now {
+            return;
+        }
+        reads.looked_at = queue.now;
+        reads.look_due = queue.now + LOOK_PAUSE;
+        for index in 0..self.links.numbers_end() {
+            self.with(ConnKey::from_index(index), |c, s| {
+                if c.is_stalled(takes_text) && is_short {
+                    debug!("connection {index}: its reply is unread, and its memory wanted");
+                    c.fail(s);
+                }
+            });
         }
     }
 
@@ -122,8 +126,7 @@ impl<S> Server<S> {
     fn next_to_start(&self, class: ReplyClass) -> Option<ConnKey> {
         let reads = &self.store.reads;
         let key = *reads.waiting[class as usize].front()?;
-        let has_turn = class == ReplyClass::Small || reads.large.is_none_or(|large| large == key);
-        (reads.retry_at.is_none() && has_turn && self.wanted(key).fits(&self.store)).then_some(key)
+        (reads.retry_at.is_none() && self.wanted(key).fits(&self.store)).then_some(key)
     }
 
     // ---- Reads ----
@@ -131,7 +134,7 @@ impl<S> Server<S> {
     /// Begins reads while the disk has few.
     fn begin_reads(&mut self) {
         while self.store.queue.may_begin_read(0)
-            && let Some(key) = self.store.reads.turns.pop_front()
+            && let Some(key) = self.store.reads.take_turn()
         {
             let has_begun = self.with(key, take_turn).expect("it is removed when it is closed");
             if !has_begun {
@@ -189,9 +192,9 @@ fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     s.queue.work.spend(WORK_PER_BODY * wanted.bodies.len());
-    let WantedBodies { cold_bytes, class, .. } = *wanted;
+    let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
     let read_bodies = &s.queue.body_cache.read_bodies;
-    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, class));
+    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, copied_bytes, class));
     for index in 0..wanted.bodies.len() {
         if matches!(wanted.bodies[index].source, BodySource::Disk)
             && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
@@ -252,13 +255,9 @@ fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
         want_evicted(s, &mut wanted);
     }
     if wanted.next().is_none() {
-        s.reads.large.take_if(|large| *large == c.client.key);
         return finish_reply(c, s, *wanted);
     }
-    if wanted.class == ReplyClass::Large {
-        s.reads.large = Some(c.client.key);
-    }
-    s.reads.turns.push_back(c.client.key);
+    s.reads.turns[wanted.class as usize].push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }
 
@@ -290,7 +289,8 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
             }
             Next::Memory => false,
             Next::Read(read) if !s.queue.may_begin_read(read.len) => {
-                s.reads.turns.push_front(c.client.key);
+                s.reads.turns[wanted.class as usize].push_front(c.client.key);
+                s.reads.next_turn = wanted.class;
                 c.doing = Doing::Bodies(wanted);
                 return false;
             }
