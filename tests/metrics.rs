@@ -368,6 +368,35 @@ fn waits_runs_and_ends_of_reservations_are_counted_by_tube() {
     assert_eq!(sample(&mut site, &format!("{RUNS}_count{{tube=\"a\"}}")), 1.0);
 }
 
+#[test]
+fn a_thousand_tubes_with_outcomes_fit_in_two_megabytes() {
+    let mut site = Site::new();
+    for tube in 0..999 {
+        let name = format!("a-name-of-20-bytes-{tube:03}");
+        site.ask(format!(
+            "use {name}\r\nput 0 0 9 1\r\nx\r\nreserve-job {id}\r\nrelease {id} 0 0\r\n\
+             reserve-job {id}\r\nbury {id} 0\r\nkick 1\r\nreserve-job {id}\r\ndelete {id}\r\n\
+             put 0 0 9 1\r\nx\r\n",
+            id = 2 * tube + 1
+        ));
+    }
+    let page = site.body("/metrics", TEXT);
+    assert!(page.len() < 2_000_000, "{} bytes", page.len());
+    let samples = site.samples();
+    assert_eq!(samples.get("beanstalkd_tubes_aggregated"), 0.0);
+    for (name, listed) in [("wait", 300), ("run", 300), ("", 1000)] {
+        let (family, all) = match name {
+            "" => ("beanstalkd_tube_jobs_created_total".to_owned(), 1998.0),
+            name => (format!("beanstalkd_tube_job_{name}_seconds_count"), 999.0),
+        };
+        let tubes = samples.tubes(&family);
+        assert_eq!(tubes.values().sum::<f64>(), all, "{family}");
+        // `default` is a tube without outcomes.
+        let named = tubes.len() - 1;
+        assert!((listed - 1..=listed).contains(&named), "{named} tubes and others in {family}");
+    }
+}
+
 // ---- HTTP ----
 
 #[test]

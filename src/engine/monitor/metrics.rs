@@ -51,6 +51,10 @@ enum Stage {
 const CONNECTION_COST: usize = 8;
 const SAMPLES_COST: usize = 8;
 
+/// Only so many tubes have histograms of their own, which are half of their samples: so 1,000 tubes with names of
+/// 20 bytes fit in 2 MB.
+const HISTOGRAM_TUBES: usize = 300;
+
 /// The name of the sum of the other tubes. A tube name has no space.
 const OTHER_TUBES: &str = "other tubes";
 
@@ -85,7 +89,10 @@ impl Page for MetricsPage {
                 }
             }
             Stage::Tubes(scan) => {
-                let is_done = scan.advance(view, |index, key, stats| {
+                let is_done = scan.advance(view, |index, key, mut stats| {
+                    if index >= HISTOGRAM_TUBES {
+                        self.rest.outcomes.take_times(&mut stats.outcomes);
+                    }
                     // Without memory for a larger list, tubes are summed too.
                     let grow = || self.tubes.try_reserve(1);
                     if index >= limits.metrics_tubes
@@ -107,40 +114,8 @@ impl Page for MetricsPage {
                     self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
                 }
             }
-            &mut Stage::TubeMetrics { mut metric, mut tube } => {
-                let has_cache = view.queue.body_cache.limit.is_some();
-                let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
-                let rest = (self.rest_count > 0).then_some(&self.rest);
-                // Some metrics of a tube have no sample, and so no text.
-                for _ in 0..limits.jobs_per_page_slice.div_ceil(SAMPLES_COST) {
-                    if text.len() >= limits.metrics_per_page_slice_bytes || metric == metrics.len()
-                    {
-                        break;
-                    }
-                    let (name, write) = metrics[metric];
-                    let mut to = Samples { text: &mut *text, family: name, tube: None };
-                    if tube == 0 {
-                        to.family(name);
-                    }
-                    // After its last sample a tube is freed: to free all at once would take milliseconds.
-                    let is_last = metric + 1 == metrics.len();
-                    let freed = if is_last { tube } else { 0 };
-                    let count = freed + self.tubes.len() + rest.iter().len();
-                    if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube - freed) {
-                        to.tube = Some(&stats.name);
-                        write(stats, &mut to);
-                    }
-                    if is_last {
-                        self.tubes.pop();
-                    }
-                    tube += 1;
-                    if tube >= count {
-                        (metric, tube) = (metric + 1, 0);
-                    }
-                }
-                self.stage = Stage::TubeMetrics { metric, tube };
-                // The page is done with its last sample, so that no empty slice follows.
-                return metric == metrics.len();
+            &mut Stage::TubeMetrics { metric, tube } => {
+                return self.write_samples(view, (metric, tube), text);
             }
         }
         false
@@ -148,6 +123,49 @@ impl Page for MetricsPage {
 }
 
 impl MetricsPage {
+    /// Writes samples from this metric of this tube on. Returns whether the page is complete.
+    fn write_samples(
+        &mut self,
+        view: &View<'_>,
+        (mut metric, mut tube): (usize, usize),
+        text: &mut String,
+    ) -> bool {
+        let limits = &view.queue.limits;
+        let has_cache = view.queue.body_cache.limit.is_some();
+        let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
+        let has_rest = self.rest_count > 0 || self.rest.outcomes.has_times();
+        let rest = has_rest.then_some(&self.rest);
+        // Some metrics of a tube have no sample, and so no text.
+        for _ in 0..limits.jobs_per_page_slice.div_ceil(SAMPLES_COST) {
+            if text.len() >= limits.metrics_per_page_slice_bytes || metric == metrics.len() {
+                break;
+            }
+            let (name, write) = metrics[metric];
+            let mut to = Samples { text: &mut *text, family: name, tube: None };
+            if tube == 0 {
+                to.family(name);
+            }
+            // After its last sample a tube is freed: to free all at once would take milliseconds.
+            let is_last = metric + 1 == metrics.len();
+            let freed = if is_last { tube } else { 0 };
+            let count = freed + self.tubes.len() + rest.iter().len();
+            if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube - freed) {
+                to.tube = Some(&stats.name);
+                write(stats, &mut to);
+            }
+            if is_last {
+                self.tubes.pop();
+            }
+            tube += 1;
+            if tube >= count {
+                (metric, tube) = (metric + 1, 0);
+            }
+        }
+        self.stage = Stage::TubeMetrics { metric, tube };
+        // The page is done with its last sample, so that no empty slice follows.
+        metric == metrics.len()
+    }
+
     fn write_totals(&self, view: &View<'_>, to: &mut Samples<'_>) {
         let View { server, queue, .. } = *view;
         write_process(server, to);

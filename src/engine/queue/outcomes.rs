@@ -69,6 +69,17 @@ impl Outcomes {
         (self.ended.iter().sum(), bury + timeout + disconnect)
     }
 
+    /// Returns whether the time of a job was counted.
+    pub fn has_times(&self) -> bool {
+        self.waits.total() + self.runs.total() > 0
+    }
+
+    /// Adds the times of another tube, which has none then.
+    pub fn take_times(&mut self, other: &mut Outcomes) {
+        self.waits.add(&std::mem::take(&mut other.waits));
+        self.runs.add(&std::mem::take(&mut other.runs));
+    }
+
     /// Adds the counts of another tube.
     pub fn add(&mut self, other: &Outcomes) {
         self.waits.add(&other.waits);
