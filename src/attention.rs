@@ -105,7 +105,7 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
         add(Level::Critical, "no-worker", text, "workers");
     } else if waited >= 60 && tube.waiting == 0 && tube.held == 0 && !tube.has_recent_delete {
         let workers = CountOf(tube.watching, "worker");
-        let text = format!("{}; of {workers} none takes a job", wait());
+        let text = format!("{}; of {workers} none waits or holds a job", wait());
         add(Level::Warning, "stuck", text, "workers");
     } else if waited >= 900 {
         add(Level::Warning, "slow", wait(), "workers");
@@ -114,7 +114,8 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
     if failed >= 5 && failed * 10 >= ended {
         let level = if failed * 2 >= ended { Level::Critical } else { Level::Warning };
         let text = format!("{failed} of {ended} reservations failed in the last 10 min");
-        add(level, "failing", text, "failed");
+        // Its buried jobs show why. A TTR that ends, or a lost connection, leaves none.
+        add(level, "failing", text, if buried > 0 { "failed" } else { "workers" });
     }
     if buried > 0 {
         let first = tube.first_buried.map(|id| format!(", the first is job {id}"));
@@ -161,7 +162,7 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
         add(Level::Warning, format!("{percent}% of the memory for jobs is in use"), "status");
     }
     if facts.is_draining {
-        add(Level::Warning, "draining: puts are rejected".into(), "status");
+        add(Level::Warning, "draining: puts are rejected until SIGUSR2".into(), "status");
     }
     problems
 }
@@ -226,7 +227,9 @@ mod tests {
             (TubeFacts { ready: 0, ..mail() }, &[]),
             (
                 TubeFacts { oldest: Nanos::from_secs(60), ..watched },
-                &["warning stuck: 7 jobs wait, the oldest for 60 s; of 2 workers none takes a job"],
+                &[
+                    "warning stuck: 7 jobs wait, the oldest for 60 s; of 2 workers none waits or holds a job",
+                ],
             ),
             (TubeFacts { oldest: Nanos::from_secs(59), ..watched }, &[]),
             (TubeFacts { oldest: Nanos::from_secs(60), waiting: 1, ..watched }, &[]),
@@ -296,7 +299,7 @@ mod tests {
             ),
             (
                 ServerFacts { is_draining: true, ..none },
-                &["warning server: draining: puts are rejected"],
+                &["warning server: draining: puts are rejected until SIGUSR2"],
             ),
             (ServerFacts { connections: 10, memory: 910, ..none }, &[]),
         ];

@@ -366,6 +366,9 @@ fn workers_show_who_holds_what() {
     let mut busy = server.worker("mail");
     busy.put("x");
     busy.expect("reserve\r\n", "RESERVED 1 1");
+    let unwatched = server.run("workers default");
+    assert_eq!((unwatched.code, &*unwatched.out), (0, ""));
+    assert!(unwatched.err.contains("no client watches tube default"), "{unwatched:?}");
     let clients = server.json("workers mail");
     // The client that holds a job comes first, and the tool is not listed.
     assert_eq!(clients.len(), 2);
@@ -379,6 +382,10 @@ fn workers_show_who_holds_what() {
     assert!(server.ok("job 1").contains("client: "));
     assert_eq!(server.json("jobs mail --state reserved")[0]["client"], held["client"]);
     server.expect("workers gone", 1, "", "tube gone: not found");
+    busy.put("y");
+    busy.expect("reserve-job 2\r\n", "RESERVED 2 1");
+    let table = server.ok("workers");
+    assert!(table.contains("2 jobs: job 1 of mail"), "{table}");
 }
 
 // ---- Act ----
@@ -589,6 +596,12 @@ fn a_refused_put_leaves_the_job_where_it_was() {
         }
         let check = server.run("check");
         assert_eq!((check.code, check.out.contains("draining")), (1, true), "{check:?}");
+        let mut top = server.command("top");
+        let mut top = top.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let first = BufReader::new(top.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+        assert!(first.contains("warning: draining"), "{first}");
+        top.kill().unwrap();
+        top.wait().unwrap();
     });
 }
 
@@ -810,6 +823,28 @@ fn an_interrupt_stops_between_jobs_and_reports() {
     let mut out = String::new();
     drain.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     assert_eq!((drain.wait().unwrap().code(), out.as_str()), (Some(1), "drained 0\n"));
+}
+
+#[test]
+fn an_interrupt_ends_import_while_it_waits_for_lines_and_other_commands_at_once() {
+    let server = Server::ours(&[]);
+    let pipes = |command: &mut Command| {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let mut import = pipes(&mut server.command("import"));
+    import.stdin.as_ref().unwrap().write_all(b"{\"tube\":\"a\",\"body\":\"x\"}\n{\"tube").unwrap();
+    let mut client = server.client();
+    wait_until("a job is put", || client.stat("total-jobs") == 1);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut status = pipes(&mut tool(&format!("-s {} status", silent.local_addr().unwrap())));
+    let _connection = silent.accept().unwrap();
+    for (child, expected) in [(&mut import, "imported 1\n"), (&mut status, "")] {
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+        let mut out = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        assert_eq!((child.wait().unwrap().code(), out.as_str()), (Some(1), expected));
+    }
 }
 
 #[test]

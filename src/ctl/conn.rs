@@ -104,6 +104,11 @@ impl Conn {
         Ok(self.ask(request)?.line != "UNKNOWN_COMMAND")
     }
 
+    /// Fails if the server cannot list jobs.
+    pub fn must_list(&mut self) -> Result {
+        if self.knows("list-jobs default any 1")? { Ok(()) } else { Err(lacks("list-jobs")) }
+    }
+
     /// Returns whether a put may have a key. A server that does not know keys would take the body for a
     /// command. A command that changes nothing here, and is as new as keys, finds out.
     pub fn knows_keys(&mut self) -> Result<bool> {

@@ -39,8 +39,11 @@ pub fn line(job: &Fields, body: &[u8], now: u64) -> Fields {
 
 /// Parses a line. An error names the member that is not valid.
 pub fn parse(line: &str, now: u64) -> Result<Dumped, String> {
-    let object: Map<String, Value> =
-        serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
+    let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
+        // It would name a line of its own.
+        let error = error.to_string();
+        format!("not a JSON object: {}", error.split(" at line").next().unwrap_or_default())
+    })?;
     let text = |key: &str| {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         object.get(key).map(|value| text(value).ok_or(format!("{key} is no string"))).transpose()

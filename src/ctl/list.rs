@@ -1,9 +1,10 @@
 //! `failed`, `jobs`, `job` and `workers`: lists that change nothing.
 
-use super::conn::{Conn, Fields, lacks};
+use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
-use super::print::{Listing, escaped, span, terminal_size};
+use super::print::{Listing, NAME_LEN, cut, escaped, span, terminal_size};
 use super::{Ctl, EXIT_PARTLY, Flags, Result, args, complain, print, print_with};
+use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -30,7 +31,7 @@ pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result {
         is_cut |= shown < tube.jobs("buried");
     }
     listing.print()?;
-    if is_cut && !ctl.conn.knows("list-jobs default any 1")? {
+    if is_cut && ctl.conn.must_list().is_err() {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
     Ok(())
@@ -42,9 +43,7 @@ pub fn jobs(ctl: &mut Ctl, args: &Flags) -> Result {
     let after = args.number("after")?.unwrap_or(0);
     let left = args.number("limit")?.unwrap_or(u64::MAX);
     let tube = look::tube(&mut ctl.conn, &args.words[0])?;
-    if !ctl.conn.knows("list-jobs default any 1")? {
-        return Err(lacks("list-jobs"));
-    }
+    ctl.conn.must_list()?;
     let own = if state == "reserved" { "client>CLIENT held:HELD" } else { "reserves>RESERVES" };
     let columns = format!(
         "id>ID state<STATE pri>PRI age:AGE ttr:TTR time-left:LEFT {own} bytes>BYTES body.BODY"
@@ -134,13 +133,19 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
     for mut client in clients {
         let jobs = holds.remove(&client.number("id")).unwrap_or_default();
         let hold = |job: &Fields| {
-            let [id, tube] = ["id", "tube"].map(|key| job.text(key));
-            format!("job {id} of {tube} {}", span(job.number("held")))
+            let tube = cut(job.text("tube"), NAME_LEN, true);
+            format!("job {} of {tube} {}", job.text("id"), span(job.number("held")))
         };
-        let [objects, texts] = [Fields::to_string, hold as fn(&Fields) -> String]
+        let [objects, mut texts] = [Fields::to_string, hold as fn(&Fields) -> String]
             .map(|text| jobs.iter().map(text).collect::<Vec<_>>().join(", "));
+        if jobs.len() > 1 {
+            texts = format!("{}: {texts}", CountOf(jobs.len() as u64, "job"));
+        }
         client.push("jobs", format_args!("[{objects}]"));
         listing.add(&client, &[("jobs", texts)])?;
+    }
+    if let Some(tube) = tube.filter(|_| listing.is_empty()) {
+        complain(format_args!("no client watches tube {tube}; 'workers' shows all clients"));
     }
     listing.print()
 }

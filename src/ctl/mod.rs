@@ -31,6 +31,7 @@ mod work;
 
 use crate::flags::Flags;
 use crate::os::failure::Failure;
+use crate::os::sys::signals::exit_on_interrupt;
 use args::usage_error;
 use conn::Conn;
 use std::fmt::Display;
@@ -93,6 +94,7 @@ struct Ctl {
 
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
+    exit_on_interrupt();
     let ended = args::run(std::env::args_os().skip(1));
     ExitCode::from(ended.unwrap_or_else(|Failure { exit_code, message }| {
         // Without a message, the reader of the output has closed it.

@@ -30,6 +30,9 @@ const WIDTH: usize = 80;
 /// The width to which a name or a text is cut at most.
 const NAME_MIN: usize = 8;
 
+/// The width to which the name of a tube is cut in a text.
+pub const NAME_LEN: usize = 20;
+
 /// The rows that are printed together, with one width of each column.
 const ROWS_MAX: usize = 1000;
 
@@ -62,6 +65,11 @@ impl Listing {
             self.push(self.columns.iter().map(cell).collect());
         }
         if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
+    }
+
+    /// Returns whether no row was added since the last print.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
     }
 
     fn push(&mut self, row: Vec<String>) {

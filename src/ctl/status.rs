@@ -93,9 +93,7 @@ fn has_stuck(tubes: &[Tube]) -> bool {
 pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
     let tubes = look_again(ctl, &[])?;
     show(ctl, &tubes, usize::MAX, false)?;
-    for problem in server_problems(ctl)? {
-        complain(format_args!("{}: {}", problem.level.name(), problem.text));
-    }
+    server_problems(ctl)?.iter().for_each(complain_of);
     if has_stuck(&tubes) {
         complain("'stuck' assumes that no job was just deleted; 'check' looks twice");
     }
@@ -146,13 +144,15 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result {
     let mut tubes = Vec::new();
     loop {
         tubes = look_again(ctl, &tubes)?;
+        let problems = server_problems(ctl)?;
         let mut height = usize::MAX;
         if let Some((_, rows)) = terminal_size().filter(|_| !ctl.is_json) {
             // A line for the header, one for the cursor, and the one that clears the screen.
-            height = rows.saturating_sub(3);
+            height = rows.saturating_sub(3 + problems.len());
             print("\x1b[H\x1b[J")?;
         }
         show(ctl, &tubes, height, true)?;
+        problems.iter().for_each(complain_of);
         if ctl.work.wait(Duration::from_secs(secs.into())) {
             // Ctrl-C is its regular end.
             ctl.work = Work::default();
@@ -166,6 +166,11 @@ pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result {
     let names = look::tube_names(&mut ctl.conn)?;
     let line = |name: String| ctl.either(Fields::of([("tube", json_string(&name))]), name);
     print_with(|out| names.into_iter().try_for_each(|name| writeln!(out, "{}", line(name))))
+}
+
+/// Prints a problem of the server on stderr.
+fn complain_of(Problem { level, text, .. }: &Problem) {
+    complain(format_args!("{}: {text}", level.name()));
 }
 
 /// Returns the problems of the server that its protocol shows.

@@ -2,7 +2,7 @@
 
 use super::conn::{Conn, Fields, lacks};
 use super::look::{self, NOT_HELD};
-use super::work::Task;
+use super::work::{Input, Task};
 use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, Result, args, complain, dump, print};
 use super::{print_with, unwritten, usage_error};
 use crate::engine::text::{CountOf, name_prefix_len};
@@ -10,7 +10,7 @@ use crate::flags;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
 use rustix::io::Errno;
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 /// The priority and the TTR of a job for which nothing else is asked.
 pub const DEFAULT_PRI: u32 = 1024;
@@ -39,12 +39,12 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result {
     } else if let Err(error) = io::stdin().lock().read_to_end(&mut body) {
         return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
     }
+    if !tags.is_empty() && !ctl.conn.knows_keys()? {
+        return Err(lacks("keys of jobs"));
+    }
     if ctl.is_dry_run {
         let bytes = CountOf(body.len() as u64, "byte");
         return ctl.would(format_args!("put {bytes} into tube {tube}"));
-    }
-    if !tags.is_empty() && !ctl.conn.knows_keys()? {
-        return Err(lacks("keys of jobs"));
     }
     let reply = ctl.conn.put(tube, [pri, delay, ttr], &tags, &body)?;
     let (id, state) = (reply.word(1), reply.word(2).to_lowercase());
@@ -101,6 +101,9 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
 pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
     let takes = args.has("take");
     let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
+    if !takes {
+        ctl.conn.must_list()?;
+    }
     ctl.verb = if takes { "take" } else { "export" };
     let states = if takes { NOT_HELD.to_vec() } else { vec!["any"] };
     Task { asks: takes, tube, states, ..Task::default() }.run(ctl, |ctl, jobs| {
@@ -209,7 +212,7 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
     ctl.begin(0);
-    for (index, line) in io::stdin().lock().split(b'\n').enumerate() {
+    for (index, line) in BufReader::new(Input::open()).split(b'\n').enumerate() {
         if ctl.work.is_stopped() {
             break;
         }

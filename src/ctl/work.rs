@@ -10,7 +10,7 @@ use crate::os::failure::Failure;
 use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::time::Duration;
 
 /// Work that ends early, with a report, if SIGINT arrives.
@@ -135,6 +135,27 @@ impl Task<'_> {
     }
 }
 
+/// Stdin, which ends when SIGINT arrives.
+pub struct Input(Option<Signals>);
+
+impl Input {
+    pub fn open() -> Input {
+        Input(Signals::take().ok())
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let stdin = io::stdin();
+        let mut ready = vec![PollFd::new(&stdin, PollFlags::IN)];
+        ready.extend(self.0.iter().map(|signals| PollFd::new(signals, PollFlags::IN)));
+        poll(&mut ready, None)?;
+        // The signal itself is for the work.
+        let is_over = ready[1..].iter().any(|signals| !signals.revents().is_empty());
+        if is_over { Ok(0) } else { Ok(rustix::io::read(&stdin, bytes)?) }
+    }
+}
+
 impl Ctl {
     /// Asks before work that destroys. Without a terminal, `--yes` is needed.
     pub fn confirm(&self, what: impl Display) -> Result {
@@ -165,7 +186,7 @@ impl Ctl {
 
     /// Begins the work on some number of jobs, 0 without progress. From now on, SIGINT stops it between two jobs.
     pub fn begin(&mut self, total: u64) {
-        // Without the descriptor, SIGINT ends the process: jobs that it holds become ready again.
+        // Without the descriptor, SIGINT still ends the process: jobs that it holds become ready again.
         self.work = Work { total: Some(total), signals: Signals::take().ok(), ..Work::default() };
     }
 

@@ -61,7 +61,10 @@ fn pages_are_as_they_were_reviewed() {
     assert_eq!(site.json("/")["server"]["draining"], true);
     let attention = &site.json("/")["attention"];
     assert_eq!((&attention[0]["rule"], &attention[0]["tube"]), (&"server".into(), &Value::Null));
-    assert!(site.body("/", TEXT).contains("\nwarning   server  draining: puts are rejected  "));
+    assert!(
+        site.body("/", TEXT)
+            .contains("\nwarning   server  draining: puts are rejected until SIGUSR2  ")
+    );
 }
 
 #[test]

@@ -35,6 +35,9 @@ const SIGNALS: [(libc::c_int, Signal); 5] = [
     (libc::SIGHUP, Signal::Reopen),
 ];
 
+/// The exit status of a tool that SIGINT has ended before it has changed anything.
+const INTERRUPTED: libc::c_int = 1;
+
 /// A descriptor that becomes readable when a signal has arrived.
 pub struct Signals(OwnedFd);
 
@@ -71,6 +74,19 @@ impl Signals {
         let number = u32::from_ne_bytes(*info[..len].first_chunk()?);
         let is_it = |&(own, _): &(libc::c_int, Signal)| u32::try_from(own) == Ok(number);
         SIGNALS.into_iter().find(is_it).map(|(_, signal)| signal)
+    }
+}
+
+/// Makes SIGINT end the process with exit code 1, until [`Signals::take`] blocks it.
+pub fn exit_on_interrupt() {
+    extern "C" fn exit(_: libc::c_int) {
+        // SAFETY: `_exit` runs no code of the process, and may be called in a signal handler.
+        unsafe { libc::_exit(INTERRUPTED) }
+    }
+    if !is_ignored(libc::SIGINT) {
+        let handler = exit as extern "C" fn(libc::c_int);
+        // SAFETY: the handler does nothing but end the process.
+        unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
     }
 }
 
