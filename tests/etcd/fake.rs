@@ -7,7 +7,7 @@
 use crate::store::Store;
 use beanstalkd::testing::etcd::Failure;
 use beanstalkd::testing::etcd::api::{Answer, Etcd, Node};
-use beanstalkd::testing::etcd::client::proto::{PbStatusResponse, PbTxnRequest};
+use beanstalkd::testing::etcd::client::proto::{PbResponseHeader, PbStatusResponse, PbTxnRequest};
 use beanstalkd::testing::etcd::client::{LeaseGrantResponse, StatusResponse, Txn, TxnResponse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,6 +28,8 @@ struct Connection {
     fake: Fake,
     server: usize,
     node: usize,
+    /// The node was a stranger when the connection was made.
+    is_of_stranger: bool,
 }
 
 /// The kind of a request, for faults.
@@ -83,6 +85,8 @@ pub struct World {
     /// A node that does not know that the others have elected a leader without it: it answers
     /// renewals, which have no effect, and nothing else.
     pub old_node: Option<usize>,
+    /// A node of another cluster, and what that has stored.
+    pub stranger: Option<(usize, Store)>,
     /// The answer of each node to everything, such as a refused password.
     pub refusals: BTreeMap<usize, Failure>,
     /// The size of each node's database, and how much of it is in use.
@@ -213,6 +217,23 @@ impl World {
         self.watches.clear();
     }
 
+    /// Starts a node anew, as a cluster of its own.
+    pub fn leave_cluster(&mut self, node: usize) {
+        self.stranger = Some((node, Store::default()));
+        self.watches.retain(|watch| watch.node != node);
+    }
+
+    fn is_stranger(&self, node: usize) -> bool {
+        self.stranger.as_ref().is_some_and(|(stranger, _)| *stranger == node)
+    }
+
+    fn store_of(&mut self, node: usize) -> &mut Store {
+        match &mut self.stranger {
+            Some((stranger, store)) if *stranger == node => store,
+            _ => &mut self.store,
+        }
+    }
+
     fn at(&mut self, after_ms: u64, action: impl FnOnce(&mut World) + Send + 'static) {
         self.event_count += 1;
         self.events.insert((self.now_ms + after_ms, self.event_count), Box::new(action));
@@ -258,6 +279,8 @@ impl Connection {
             fault = Fault::lost_request();
         } else if let Some(failure) = world.refusals.get(&self.node) {
             fault = Fault::refused(failure.clone());
+        } else if world.is_stranger(self.node) != self.is_of_stranger {
+            fault = Fault::refused(Failure::of_code(None, "broken pipe".to_owned()));
         }
         let action = Arc::new(action);
         let mut sender = Some(sender);
@@ -297,7 +320,9 @@ fn wait<T: Send + 'static>(receiver: oneshot::Receiver<Result<T, Failure>>) -> A
 impl Etcd for Link {
     fn connect(&self, address: &str) -> Answer<Arc<dyn Node>> {
         let node = NODES.iter().position(|&node| node == address).expect("a known node");
-        let connection = || Connection { fake: self.fake.clone(), server: self.server, node };
+        let is_of_stranger = self.fake.world().is_stranger(node);
+        let (fake, server) = (&self.fake, self.server);
+        let connection = || Connection { fake: fake.clone(), server, node, is_of_stranger };
         let connected = connection();
         let answer = connection().send(Kind::Connect, |_| Ok(()));
         Box::pin(async move { answer.await.map(|()| Arc::new(connected) as Arc<dyn Node>) })
@@ -307,12 +332,16 @@ impl Etcd for Link {
 impl Node for Connection {
     fn txn(&self, txn: Txn) -> Answer<TxnResponse> {
         let txn = PbTxnRequest::from(txn);
-        let kind = Store::kind(&txn);
-        self.send(kind, move |world| world.store.txn(&txn))
+        let (kind, node) = (Store::kind(&txn), self.node);
+        self.send(kind, move |world| world.store_of(node).txn(&txn))
     }
 
     fn grant(&self, ttl_secs: u32) -> Answer<LeaseGrantResponse> {
-        self.send(Kind::Grant, move |world| world.store.grant(ttl_secs, world.now_ms))
+        let node = self.node;
+        self.send(Kind::Grant, move |world| {
+            let now_ms = world.now_ms;
+            world.store_of(node).grant(ttl_secs, now_ms)
+        })
     }
 
     fn keep_alive(&self, lease: i64) -> Answer<()> {
@@ -321,19 +350,21 @@ impl Node for Connection {
             if world.old_node == Some(node) {
                 Ok(())
             } else {
-                world.store.keep_alive(lease, world.now_ms)
+                let now_ms = world.now_ms;
+                world.store_of(node).keep_alive(lease, now_ms)
             }
         })
     }
 
     fn revoke(&self, lease: i64) -> Answer<()> {
-        self.send(Kind::Revoke, move |world| world.store.revoke(lease))
+        let node = self.node;
+        self.send(Kind::Revoke, move |world| world.store_of(node).revoke(lease))
     }
 
     fn watch(&self, key: String, from: i64) -> Answer<()> {
         let (server, node) = (self.server, self.node);
         let begun = self.send(Kind::Watch, move |world| {
-            world.store.check_revision(from)?;
+            world.store_of(node).check_revision(from)?;
             let (sender, receiver) = oneshot::channel();
             world.watches.push(Watch { server, node, key: key.clone(), from, sender });
             Ok(wait(receiver))
@@ -345,10 +376,14 @@ impl Node for Connection {
         let node = self.node;
         self.send(Kind::Status, move |world| {
             let [db_size, db_size_in_use] = world.sizes[node].map(u64::cast_signed);
-            let version = "3.4.30".to_owned();
-            let status =
-                PbStatusResponse { version, db_size, db_size_in_use, ..Default::default() };
-            Ok(StatusResponse(status))
+            let cluster_id = if world.is_stranger(node) { 2 } else { 1 };
+            Ok(StatusResponse(PbStatusResponse {
+                header: Some(PbResponseHeader { cluster_id, ..Default::default() }),
+                version: "3.4.30".to_owned(),
+                db_size,
+                db_size_in_use,
+                ..Default::default()
+            }))
         })
     }
 }

@@ -327,6 +327,26 @@ fn rule_3_one_node_that_is_old_or_gone_is_no_end() {
     }
 }
 
+/// It was started with a wrong list of members, as a cluster of its own. The others are gone for a moment.
+#[test]
+fn rule_1_a_node_of_another_cluster_is_refused() {
+    for node in 0..3 {
+        let mut cluster = pair();
+        cluster.world().leave_cluster(node);
+        let others = (0..3).filter(|&other| other != node);
+        let cut = (0..2).flat_map(|server| others.clone().map(move |other| (server, other)));
+        cluster.world().cut.extend(cut);
+        cluster.run(2_500);
+        cluster.world().cut.clear();
+        cluster.run(10_000);
+        let (_, store) = cluster.world().stranger.clone().expect("it was set");
+        assert!(store.leader().is_none(), "node {node} has another leader");
+        cluster.settle();
+        cluster.store(0, b"with the others");
+        assert_eq!(cluster.ends, []);
+    }
+}
+
 // ---- Rules 4 to 6 ----
 
 #[test]
@@ -380,6 +400,23 @@ fn rule_6_a_removed_file_does_not_come_back() {
             assert_eq!(cluster.world().store.chunks(), 3, "{name}: chunks of the file are left");
         }
     }
+}
+
+#[test]
+fn rule_6_a_damaged_file_is_set_aside_although_its_chunks_are_too_large_now() {
+    let mut cluster = single();
+    cluster.store(0, &[b'x'; 250_000]);
+    cluster.put_into_next_file(0, b"next");
+    cluster.settle();
+    cluster.world().store.longest_value = 100_000;
+    cluster.set_oldest_aside(0);
+    cluster.settle();
+    assert_eq!(cluster.ends, []);
+    let copied = |chunk: u64| {
+        let key = format!("/jobs/damaged/00000001/{chunk:016x}");
+        cluster.world().store.get(&key).map_or(0, |pair| pair.value.len())
+    };
+    assert!((1..=6).map(copied).sum::<usize>() > 250_000);
 }
 
 #[test]

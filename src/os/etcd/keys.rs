@@ -162,6 +162,9 @@ impl File {
 }
 
 impl<'v> Chunk<'v> {
+    /// The bytes of a value before those of the file.
+    pub const HEAD_LEN: usize = size_of::<FileNumber>() + size_of::<u64>();
+
     /// Returns the value of the key of a chunk.
     pub fn encode(self) -> Vec<u8> {
         [&self.file.to_le_bytes()[..], &self.offset.to_le_bytes(), self.bytes].concat()

@@ -256,7 +256,12 @@ impl Log {
                 }
             }
             Change::SetAside { file } => {
-                self.copy_aside(*file).await?;
+                while let Err(failure) = self.copy_aside(*file).await {
+                    if failure.kind != Kind::TooLarge {
+                        return Err(failure);
+                    }
+                    self.shorten_chunks(failure)?;
+                }
                 self.remove(*file).await?;
             }
             Change::EndImport => {
@@ -352,21 +357,26 @@ impl Log {
         Ok(true)
     }
 
-    /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile.
+    /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile. One that is longer than chunks
+    /// may be now comes in parts.
     async fn copy_aside(&mut self, number: FileNumber) -> Result<(), Failure> {
         let Some(&File { first, end, .. }) = self.files.get(&number) else { return Ok(()) };
-        let mut next = first;
+        let (mut next, mut copy) = (first, first);
+        let most = self.chunk_max + Chunk::HEAD_LEN;
         loop {
             let chunks = self.chunks(end).with_limit(MOST_COPIED);
+            let pairs = self.page(self.member.keys.chunk(next), chunks).await?;
+            next += pairs.len() as u64;
             let (mut puts, mut len) = (Vec::new(), 0);
-            for pair in self.page(self.member.keys.chunk(next), chunks).await? {
-                len += pair.value().len();
-                if len > self.chunk_max && !puts.is_empty() {
-                    break;
+            for part in pairs.iter().flat_map(|pair| pair.value().chunks(most)) {
+                if len + part.len() > most && !puts.is_empty() {
+                    self.transact(Vec::new(), std::mem::take(&mut puts)).await?;
+                    len = 0;
                 }
-                let key = self.member.keys.damaged_chunk(number, next);
-                puts.push(TxnOp::put(key, pair.value(), None));
-                next += 1;
+                len += part.len();
+                let key = self.member.keys.damaged_chunk(number, copy);
+                puts.push(TxnOp::put(key, part, None));
+                copy += 1;
             }
             if puts.is_empty() {
                 return Ok(());

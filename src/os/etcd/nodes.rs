@@ -6,13 +6,15 @@
 use super::api::{Answer, Etcd, Failure, Kind, Node, PASSWORD, USER, outcome};
 use crate::os::membership::EtcdOptions;
 use etcd_client::{
-    Certificate, ConnectOptions, GetOptions, Identity, KeyValue, TlsOptions, Txn, TxnOp,
+    Certificate, ConnectOptions, GetOptions, Identity, KeyValue, ResponseHeader, TlsOptions, Txn,
+    TxnOp,
 };
 use std::env;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -28,6 +30,8 @@ pub struct Nodes {
     /// Why etcd may have closed a connection, which it does not report.
     hint: &'static str,
     current: usize,
+    /// The id of the cluster of the nodes, for all clones; 0 before the first connection.
+    cluster: Arc<AtomicU64>,
     node: Option<Arc<dyn Node>>,
     /// The number of nodes in a row that have refused a request.
     refusals: usize,
@@ -92,6 +96,7 @@ impl Nodes {
             connect_timeout: timeout,
             hint: "",
             current: 0,
+            cluster: Arc::default(),
             node: None,
             refusals: 0,
         }
@@ -146,6 +151,34 @@ impl Nodes {
         self.ask_within(self.timeout, request).await
     }
 
+    /// Connects to the current node. Requests to nodes of two clusters would find two leaders. So a node is refused
+    /// that has another cluster than before, as after a start with a wrong list of members, unless most nodes have it:
+    /// then etcd was restored.
+    async fn connect(&self) -> Result<Arc<dyn Node>, Failure> {
+        let (node, cluster) = self.connect_to(&self.addresses[self.current]).await?;
+        let known = self.cluster.load(Ordering::Relaxed);
+        if known != 0 && known != cluster {
+            let mut members = 0;
+            for address in &self.addresses {
+                let other = self.connect_to(address).await;
+                members += usize::from(other.is_ok_and(|(_, other)| other == cluster));
+            }
+            if members * 2 <= self.count() {
+                let text = "it has left the cluster of the other nodes".to_owned();
+                return Err(Failure { kind: Kind::Passing, text });
+            }
+        }
+        self.cluster.store(cluster, Ordering::Relaxed);
+        Ok(node)
+    }
+
+    /// Connects to a node. Also returns the id of its cluster.
+    async fn connect_to(&self, address: &str) -> Result<(Arc<dyn Node>, u64), Failure> {
+        let node = within(self.connect_timeout, self.etcd.connect(address)).await?;
+        let status = within(self.timeout, node.status()).await?;
+        Ok((node, status.header().map_or(0, ResponseHeader::cluster_id)))
+    }
+
     /// Sends a request, which may take this long.
     pub async fn ask_within<T>(
         &mut self,
@@ -153,13 +186,10 @@ impl Nodes {
         request: impl FnOnce(&dyn Node) -> Answer<T>,
     ) -> Result<T, Failure> {
         let answer = async {
-            let node = match &self.node {
-                Some(node) => node,
-                None => {
-                    let connected = self.etcd.connect(&self.addresses[self.current]);
-                    self.node.insert(within(self.connect_timeout, connected).await?)
-                }
-            };
+            if self.node.is_none() {
+                self.node = Some(self.connect().await?);
+            }
+            let node = self.node.as_ref().expect("it was connected");
             within(most, request(&**node)).await
         };
         let mut failure = match answer.await {
