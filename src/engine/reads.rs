@@ -262,7 +262,7 @@ impl WantedBodies {
         if is_read || self.grant.is_some() {
             return true;
         }
-        if self.is_crowded_out(s) {
+        if self.is_crowded_out(s) || self.needs_cache(s) {
             return false;
         }
         let granted = memory.granted(self.class);
@@ -278,6 +278,14 @@ impl WantedBodies {
             }
         };
         fits || granted == 0
+    }
+
+    /// Returns whether the bodies would exceed what `--max-memory` allows with those of jobs that are in memory. These
+    /// can be read back, so they make room.
+    pub fn needs_cache(&self, s: &Store) -> bool {
+        let limit = s.settings.max_memory_bytes;
+        let taken = s.queue.job_bytes().saturating_add(self.cold_bytes);
+        s.queue.body_cache.warm_bytes > 0 && taken > limit.saturating_add(limit / MEMORY_DIVISOR)
     }
 
     /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the bodies that are

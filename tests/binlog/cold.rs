@@ -167,6 +167,34 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
     );
 }
 
+/// As after a restart, when the cache has filled with the bodies of small jobs.
+#[test]
+fn a_large_body_takes_the_memory_of_the_cache() {
+    let mut before = start();
+    let small: Vec<u64> = (0..8).map(|_| before.put_of(100_000)).collect();
+    let large = before.put_of(700_000);
+    let settings = Settings {
+        max_memory_bytes: 1_000_000,
+        body_cache_bytes: Some(850_000),
+        ..OPTIONS.settings
+    };
+    let mut server = Instance::start(&before.disk, Options { settings, ..OPTIONS }, before.now);
+    assert!(server.job_bytes() > 800_000, "{} bytes before", server.job_bytes());
+    let [client] = server.clients();
+    server.set_room(client, Some(0));
+    assert_eq!(server.send(client, format!("peek {large}\r\n")), "");
+    server.settle();
+    assert!(server.made(client).len() > 700_000);
+    let taken = server.job_bytes();
+    assert!(taken <= 1_250_000, "{taken} bytes are taken");
+    for id in small {
+        server.expect(format!("peek {id}\r\n"), &found(id, 100_000));
+    }
+    server.set_room(client, None);
+    server.settle();
+    assert_eq!(server.take_text(client), found(large, 700_000));
+}
+
 /// Eight other clients ask for all jobs of a tube each, in small replies and in large ones.
 #[test]
 fn a_worker_waits_for_few_reads_of_other_clients() {

@@ -657,6 +657,11 @@ impl Driver {
         self.server.store().queue.tubes.iter().map(|tube| tube.name.to_string()).collect()
     }
 
+    /// Returns the memory that `--max-memory` limits, in bytes.
+    pub fn job_bytes(&self) -> u64 {
+        self.server.store().queue.job_bytes()
+    }
+
     pub fn facts(&self) -> Facts {
         let (line, queue) = (self.server.summary(), &self.server.store().queue);
         let puts = ["put", "put-in-tube"].map(Command::number_of);

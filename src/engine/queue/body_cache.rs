@@ -41,6 +41,8 @@ pub struct BodyCache {
     pub read_bodies: ReadBodies,
     /// The reads that are with the disk, in the order in which they end.
     pub begun: VecDeque<Begun>,
+    /// The page of jobs of which [`Queue::evict_page`] drops the bodies next.
+    next_page: usize,
     /// The file of which compaction cannot read a record that is not lost.
     unmoved: Option<FileNumber>,
     /// The ids of jobs whose bodies cannot be read, which was logged.
@@ -75,6 +77,8 @@ pub struct Begun {
     pub readers: Vec<ConnKey>,
 }
 
+/// So many bodies are dropped for a unit of work.
+const EVICTIONS_PER_WORK: usize = 4;
 /// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: usize = 8;
 /// Of this many jobs it is known that their bodies cannot be read: about 100 KiB.
@@ -185,6 +189,23 @@ impl Queue {
         if self.body_cache.is_full() {
             self.evict(key);
         }
+    }
+
+    /// Drops the bodies of some jobs, for a body that needs their memory: of the next page of jobs with each call.
+    /// Without memory for the list of these jobs it drops none.
+    pub fn evict_page(&mut self) {
+        let page = self.body_cache.next_page;
+        self.body_cache.next_page = if page + 1 < self.jobs.page_count() { page + 1 } else { 0 };
+        let mut warm = Vec::new();
+        for (key, _) in self.jobs.in_page(page).filter(|(_, job)| !job.body.is_cold()) {
+            if headroom::leave(Headroom::Quarter, || warm.try_reserve(1)).is_err() {
+                break;
+            }
+            warm.push(key);
+        }
+        self.work.spend_for(warm.len(), EVICTIONS_PER_WORK);
+        warm.into_iter().for_each(|key| self.evict(key));
+        self.bodies.free_empty(u64::MAX);
     }
 
     /// Drops the bytes of a job's body from memory: its record has them.

@@ -39,7 +39,9 @@ impl<S> Server<S> {
             return Nanos::NEVER;
         }
         let is_due = queue.body_cache.read_bodies.has_freed()
-            || ReplyClass::ALL.into_iter().any(|class| self.next_to_start(class).is_some());
+            || ReplyClass::ALL
+                .into_iter()
+                .any(|class| self.next_to_start(class).is_some() || self.needs_cache(class));
         if is_due { Nanos::ZERO } else { reads.next_due() }
     }
 
@@ -101,6 +103,9 @@ impl<S> Server<S> {
                 self.with(key, start_reply);
                 may_start = self.store.queue.work.is_left_outside();
             }
+            if self.needs_cache(class) {
+                self.store.queue.evict_page();
+            }
         }
         self.begin_reads();
     }
@@ -127,6 +132,17 @@ impl<S> Server<S> {
         let reads = &self.store.reads;
         let key = *reads.waiting[class as usize].front()?;
         (reads.retry_at.is_none() && self.wanted(key).fits(&self.store)).then_some(key)
+    }
+
+    /// Returns whether the next reply of this class waits for memory that the cache has.
+    fn needs_cache(&self, class: ReplyClass) -> bool {
+        let reads = &self.store.reads;
+        let front = reads.waiting[class as usize].front();
+        reads.retry_at.is_none()
+            && front.is_some_and(|&key| {
+                let wanted = self.wanted(key);
+                wanted.grant.is_none() && wanted.needs_cache(&self.store)
+            })
     }
 
     // ---- Reads ----
