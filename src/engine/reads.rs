@@ -5,13 +5,14 @@
 //!
 //! ```text
 //! waiting: small, large      until there is memory for all bodies of the reply, in order
-//!   -> turns                 each connection reads one body, then the next one of the other class does
+//!   -> turns                 each connection reads one body, then the next one does
 //!   -> begun                 at most 4 reads or 1 MiB are with the disk, in their order
 //!   -> the reply
 //! ```
 //!
-//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for; with a small
-//! reply it waits for one large body for each small one. What is not begun is forgotten when its connection is
+//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for. While small
+//! and large replies want turns, a large body is followed by as many bytes of small replies, so that many small ones
+//! wait together for one large body. What is not begun is forgotten when its connection is
 //! closed. A body for which several connections wait is read once, also if one of them is compaction, which
 //! needs no turn. The server continues the replies ([`server::reading`](super::server)), because it knows
 //! the connections.
@@ -35,8 +36,8 @@ pub struct Reads {
     pub waiting: [VecDeque<ConnKey>; 2],
     /// The others in the order of their turns, by class.
     pub turns: [VecDeque<ConnKey>; 2],
-    /// The class that has the next turn.
-    pub next_turn: ReplyClass,
+    /// Bytes of small replies that are read before the next body of a large one.
+    pub large_lead: u32,
     /// No read begins before this moment: the last one had too little memory.
     pub retry_at: Option<Nanos>,
     /// A connection has begun to wait since the last look.
@@ -98,6 +99,8 @@ pub enum BodiesFor {
 
 /// Units of work to read a body from the page cache.
 pub const WORK_PER_BODY: usize = 8;
+/// A shorter read takes as long as one of this many bytes.
+const LEAST_READ: u32 = 4096;
 /// A reply with more cold bytes is large.
 const LARGE_REPLY: u64 = 256 * 1024;
 /// The memory of replies with cold bodies that clients have not read. `--max-memory` may leave less.
@@ -222,10 +225,20 @@ impl Reads {
 
     /// Removes and returns the connection that has the next turn.
     pub fn take_turn(&mut self) -> Option<ConnKey> {
-        let class = self.next_turn;
-        self.next_turn = class.other();
-        let turn = self.turns[class as usize].pop_front();
-        turn.or_else(|| self.turns[class.other() as usize].pop_front())
+        let [small, large] = &mut self.turns;
+        if self.large_lead > 0 {
+            small.pop_front().or_else(|| large.pop_front())
+        } else {
+            large.pop_front().or_else(|| small.pop_front())
+        }
+    }
+
+    /// Notes that a body of this length is read for a reply of this class.
+    pub fn count_turn(&mut self, class: ReplyClass, len: u32) {
+        self.large_lead = match class {
+            ReplyClass::Small => self.large_lead.saturating_sub(len.max(LEAST_READ)),
+            ReplyClass::Large => len,
+        };
     }
 }
 

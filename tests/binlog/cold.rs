@@ -227,6 +227,31 @@ fn a_worker_waits_for_few_reads_of_other_clients() {
     }
 }
 
+/// Each of these has a large body in its turn, which takes as long as many small ones.
+#[test]
+fn small_replies_wait_for_one_large_body_together() {
+    let mut server = start_with_late_reads();
+    let busy: [Client; 4] = server.clients();
+    for client in busy {
+        server.ask(format!("use many-{client}\r\n"));
+        (0..3).for_each(|_| _ = server.put_of(300_000));
+        assert_eq!(server.send(client, format!("peek-batch many-{client} any 3\r\n")), "");
+    }
+    server.ask("use small\r\n");
+    let ids = [(); 20].map(|()| server.put_of(100));
+    let workers: [Client; 20] = server.clients();
+    for (client, id) in workers.into_iter().zip(ids) {
+        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
+    }
+    // Those that are with the disk already, and one more.
+    server.disk.faults().reads_left = Some(4 + 1 + workers.len());
+    server.settle();
+    for (client, id) in workers.into_iter().zip(ids) {
+        assert_eq!(server.take_text(client), found(id, 100));
+    }
+    server.end_reads();
+}
+
 #[test]
 fn reads_for_closed_connections_are_not_begun() {
     let mut server = start_with_late_reads();

@@ -27,19 +27,14 @@ pub enum BodyRef<'a> {
 
 /// The size of a reply. Each has memory of its own, so that large replies that clients do not read keep no
 /// worker from its job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyClass {
-    #[default]
     Small,
     Large,
 }
 
 impl ReplyClass {
     pub const ALL: [ReplyClass; 2] = [ReplyClass::Small, ReplyClass::Large];
-
-    pub fn other(self) -> ReplyClass {
-        if self == ReplyClass::Small { ReplyClass::Large } else { ReplyClass::Small }
-    }
 }
 
 /// Memory that a reply may take for its bodies, or that one of them takes.

@@ -306,7 +306,6 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
             Next::Memory => false,
             Next::Read(read) if !s.queue.may_begin_read(read.len) => {
                 s.reads.turns[wanted.class as usize].push_front(c.client.key);
-                s.reads.next_turn = wanted.class;
                 c.doing = Doing::Bodies(wanted);
                 return false;
             }
@@ -314,6 +313,7 @@ fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
                 let mut begun = Begun::new(read);
                 let has_joined = begun.join(c.client.key).is_ok();
                 if has_joined {
+                    s.reads.count_turn(wanted.class, read.len);
                     s.queue.begin_read(begun);
                 }
                 has_joined
