@@ -353,8 +353,12 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     assert!((8 * LEN..16 << 20).contains(&made), "{made} bytes are made");
     server.expect(format!("peek {small}\r\n"), &found(small, 100));
     // A large one waits until those are disconnected that take nothing.
-    let [worker, slow] = [server.connect(), clients[0]];
+    let [worker, quick, slow] = [server.connect(), server.connect(), clients[0]];
     assert_eq!(server.send(worker, format!("reserve-job {}\r\n", ids[29])), "");
+    // One whose reply has the same length each second has taken the one before.
+    let short = server.put_of(100_000);
+    server.set_room(quick, Some(10));
+    server.receive(quick, format!("peek {short}\r\n"));
     for _ in 0..9 {
         assert!(server.received(worker).is_empty());
         server.set_room(slow, Some(10));
@@ -362,6 +366,12 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     }
     for _ in 0..60 {
         server.set_room(slow, Some(10));
+        server.set_room(quick, None);
+        server.settle();
+        assert_eq!(server.take_text(quick), found(short, 100_000));
+        server.set_room(quick, Some(10));
+        server.receive(quick, format!("peek {short}\r\n"));
+        server.settle();
         server.advance(Nanos::from_secs(1));
     }
     assert_eq!(server.take_text(worker), reserved(ids[29], LEN));
