@@ -254,12 +254,11 @@ fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
 #[test]
 fn top_shows_the_whole_rule_in_80_columns() {
     let place = fake(|line| {
-        let document = match line.split(' ').next().unwrap() {
+        document(&match line.split(' ').next().unwrap() {
             "list-tubes" => format!("---\n- {}\n", "x".repeat(200)),
             "stats-tube" => "---\ncurrent-jobs-ready: 123456\ncurrent-jobs-buried: 12345\n".into(),
             _ => "---\njobs:\n- {id: 7, age: 1200}\n".into(),
-        };
-        format!("OK {}\r\n{document}\r\n", document.len())
+        })
     });
     let mut top = tool(&format!("-s {place} top"));
     let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
@@ -346,6 +345,34 @@ fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
         }
     });
     place
+}
+
+/// Returns an answer with this document.
+fn document(text: &str) -> String {
+    format!("OK {}\r\n{text}\r\n", text.len())
+}
+
+#[test]
+fn a_lost_connection_is_no_server_without_lists() {
+    let place = fake(|line| match line {
+        "stats-tube bill" => document("---\ncurrent-jobs-buried: 2\n"),
+        "list-jobs default any 1" => "x".repeat(2_000),
+        _ => document("---\njobs: []\n"),
+    });
+    assert_eq!(run(&format!("-s {place} failed bill")).code, 3);
+}
+
+/// With their header they are printed at once, and nothing is left to print.
+#[test]
+fn a_tube_with_999_workers_has_workers() {
+    let clients: String = (1..=999).map(|id| format!("- {{id: {id}}}\n")).collect();
+    let place = fake(move |line| match line {
+        "list-clients 1000 0 mail" => document(&format!("---\nclients:\n{clients}")),
+        "list-tubes" => document("---\n"),
+        _ => document("---\nclients: []\n"),
+    });
+    let done = run(&format!("-s {place} workers mail"));
+    assert_eq!((done.code, done.out.lines().count(), &*done.err), (0, 1_000, ""));
 }
 
 #[test]

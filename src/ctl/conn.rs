@@ -104,9 +104,14 @@ impl Conn {
         Ok(self.ask(request)?.line != "UNKNOWN_COMMAND")
     }
 
+    /// Returns whether the server can list jobs.
+    pub fn knows_lists(&mut self) -> Result<bool> {
+        self.knows("list-jobs default any 1")
+    }
+
     /// Fails if the server cannot list jobs.
     pub fn must_list(&mut self) -> Result {
-        if self.knows("list-jobs default any 1")? { Ok(()) } else { Err(lacks("list-jobs")) }
+        if self.knows_lists()? { Ok(()) } else { Err(lacks("list-jobs")) }
     }
 
     /// Returns whether a put may have a key. A server that does not know keys would take the body for a

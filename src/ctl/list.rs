@@ -31,7 +31,7 @@ pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result {
         is_cut |= shown < tube.jobs("buried");
     }
     listing.print()?;
-    if is_cut && ctl.conn.must_list().is_err() {
+    if is_cut && !ctl.conn.knows_lists()? {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
     Ok(())
@@ -122,6 +122,9 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
     let own = clients.iter().filter(is_own).min_by_key(|client| client.number("age"));
     let own = own.map(|client| client.number("id"));
     clients.retain(|client| Some(client.number("id")) != own);
+    if let Some(tube) = tube.filter(|_| clients.is_empty()) {
+        complain(format_args!("no client watches tube {tube}; 'workers' shows all clients"));
+    }
     let mut holds = held_jobs(conn)?;
     clients.sort_by_cached_key(|client| {
         let jobs = holds.get(&client.number("id"));
@@ -143,9 +146,6 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
         }
         client.push("jobs", format_args!("[{objects}]"));
         listing.add(&client, &[("jobs", texts)])?;
-    }
-    if let Some(tube) = tube.filter(|_| listing.is_empty()) {
-        complain(format_args!("no client watches tube {tube}; 'workers' shows all clients"));
     }
     listing.print()
 }

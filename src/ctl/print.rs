@@ -67,11 +67,6 @@ impl Listing {
         if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
     }
 
-    /// Returns whether no row was added since the last print.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
     fn push(&mut self, row: Vec<String>) {
         self.widths.resize(row.len(), 0);
         for (width, cell) in self.widths.iter_mut().zip(&row) {
