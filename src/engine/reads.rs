@@ -42,10 +42,8 @@ pub struct Reads {
     pub retry_at: Option<Nanos>,
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
-    /// When connections were looked at that take nothing while replies wait for memory, and when they are next;
-    /// [`Nanos::NEVER`] while none waits.
+    /// When connections were last looked at that take nothing while replies wait for memory.
     pub looked_at: Nanos,
-    pub look_due: Nanos,
 }
 
 /// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
@@ -218,11 +216,6 @@ impl Reads {
         Ok(())
     }
 
-    /// Returns when reads are tried again that had too little memory, or clients are looked at that hold it.
-    pub fn next_due(&self) -> Nanos {
-        self.retry_at.unwrap_or(Nanos::NEVER).min(self.look_due)
-    }
-
     /// Removes and returns the connection that has the next turn.
     pub fn take_turn(&mut self) -> Option<ConnKey> {
         let [small, large] = &mut self.turns;
@@ -296,9 +289,12 @@ impl WantedBodies {
     /// Returns whether the bodies would exceed what `--max-memory` allows with those of jobs that are in memory. These
     /// can be read back, so they make room.
     pub fn needs_cache(&self, s: &Store) -> bool {
+        if self.grant.is_some() || s.queue.body_cache.warm_bytes == 0 {
+            return false;
+        }
         let limit = s.settings.max_memory_bytes;
         let taken = s.queue.job_bytes().saturating_add(self.cold_bytes);
-        s.queue.body_cache.warm_bytes > 0 && taken > limit.saturating_add(limit / MEMORY_DIVISOR)
+        taken > limit.saturating_add(limit / MEMORY_DIVISOR)
     }
 
     /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the bodies that are

@@ -217,7 +217,7 @@ impl World {
         self.watches.clear();
     }
 
-    /// Starts a node anew, as a cluster of its own.
+    /// Starts a node again, as a cluster of its own.
     pub fn leave_cluster(&mut self, node: usize) {
         self.stranger = Some((node, Store::default()));
         self.watches.retain(|watch| watch.node != node);

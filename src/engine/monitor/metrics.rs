@@ -51,7 +51,7 @@ enum Stage {
 const CONNECTION_COST: usize = 8;
 const SAMPLES_COST: usize = 8;
 
-/// Only so many tubes have histograms of their own, which are half of their samples: so 1,000 tubes with names of
+/// The number of tubes with histograms of their own, which are half of their samples: so 1,000 tubes with names of
 /// 20 bytes fit in 2 MB.
 const HISTOGRAM_TUBES: usize = 300;
 

@@ -77,7 +77,7 @@ pub struct Begun {
     pub readers: Vec<ConnKey>,
 }
 
-/// So many bodies are dropped for a unit of work.
+/// The number of bodies that are dropped for a unit of work.
 const EVICTIONS_PER_WORK: usize = 4;
 /// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: usize = 8;

@@ -38,11 +38,12 @@ impl<S> Server<S> {
         if settings.body_cache_bytes.is_none() {
             return Nanos::NEVER;
         }
-        let is_due = queue.body_cache.read_bodies.has_freed()
-            || ReplyClass::ALL
-                .into_iter()
-                .any(|class| self.next_to_start(class).is_some() || self.needs_cache(class));
-        if is_due { Nanos::ZERO } else { reads.next_due() }
+        let can_go_on = |class| self.next_to_start(class).is_some() || self.needs_cache(class);
+        let has_freed = queue.body_cache.read_bodies.has_freed();
+        if has_freed || ReplyClass::ALL.into_iter().any(can_go_on) {
+            return Nanos::ZERO;
+        }
+        reads.retry_at.unwrap_or_else(|| self.look_due())
     }
 
     /// Begins further reads, if the time has come, and frees what was sent.
@@ -60,26 +61,27 @@ impl<S> Server<S> {
         self.close_stalled();
     }
 
+    /// Returns the replies that wait for memory first.
+    fn fronts(&self) -> impl Iterator<Item = &WantedBodies> {
+        ReplyClass::ALL.into_iter().filter_map(|class| Some(self.wanted(self.front(class)?)))
+    }
+
+    /// Returns when to look for connections that take nothing; [`Nanos::NEVER`] while no reply waits for memory.
+    fn look_due(&self) -> Nanos {
+        let asked_at = self.fronts().map(|wanted| wanted.asked_at).min();
+        let next = self.store.reads.looked_at + LOOK_PAUSE;
+        asked_at.map_or(Nanos::NEVER, |at| (at + PATIENCE.before(LOOK_PAUSE)).max(next))
+    }
+
     /// Closes connections that take nothing of a reply for a second while another one has waited for its memory for
     /// 10 s: otherwise clients that never read could keep all workers from their jobs.
     fn close_stalled(&mut self) {
-        let reads = &self.store.reads;
-        let fronts = ReplyClass::ALL.map(|class| reads.waiting[class as usize].front());
-        let waiting = || fronts.into_iter().flatten().map(|&key| self.wanted(key));
-        let asked_at = waiting().map(|wanted| wanted.asked_at).min();
-        let patience = PATIENCE.before(LOOK_PAUSE);
-        let due = asked_at.filter(|_| reads.retry_at.is_none()).map_or(Nanos::NEVER, |asked_at| {
-            (asked_at + patience).max(reads.looked_at + LOOK_PAUSE)
-        });
-        let is_short = waiting().any(|wanted| !wanted.fits(&self.store));
-        let takes_text = waiting().any(|wanted| wanted.is_crowded_out(&self.store));
-        let Store { queue, reads, .. } = &mut self.store;
-        reads.look_due = due;
-        if due > queue.now {
+        if self.look_due() > self.store.queue.now {
             return;
         }
-        reads.looked_at = queue.now;
-        reads.look_due = queue.now + LOOK_PAUSE;
+        self.store.reads.looked_at = self.store.queue.now;
+        let is_short = self.fronts().any(|wanted| !wanted.fits(&self.store));
+        let takes_text = self.fronts().any(|wanted| wanted.is_crowded_out(&self.store));
         for index in 0..self.links.numbers_end() {
             self.with(ConnKey::from_index(index), |c, s| {
                 if c.is_stalled(takes_text) && is_short {
@@ -127,22 +129,20 @@ impl<S> Server<S> {
         }
     }
 
+    /// Returns the connection of this class that waits for memory first, unless all wait for the next try.
+    fn front(&self, class: ReplyClass) -> Option<ConnKey> {
+        let reads = &self.store.reads;
+        reads.waiting[class as usize].front().copied().filter(|_| reads.retry_at.is_none())
+    }
+
     /// Returns the next connection of this class if there is memory for its reply.
     fn next_to_start(&self, class: ReplyClass) -> Option<ConnKey> {
-        let reads = &self.store.reads;
-        let key = *reads.waiting[class as usize].front()?;
-        (reads.retry_at.is_none() && self.wanted(key).fits(&self.store)).then_some(key)
+        self.front(class).filter(|&key| self.wanted(key).fits(&self.store))
     }
 
     /// Returns whether the next reply of this class waits for memory that the cache has.
     fn needs_cache(&self, class: ReplyClass) -> bool {
-        let reads = &self.store.reads;
-        let front = reads.waiting[class as usize].front();
-        reads.retry_at.is_none()
-            && front.is_some_and(|&key| {
-                let wanted = self.wanted(key);
-                wanted.grant.is_none() && wanted.needs_cache(&self.store)
-            })
+        self.front(class).is_some_and(|key| self.wanted(key).needs_cache(&self.store))
     }
 
     // ---- Reads ----
