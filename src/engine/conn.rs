@@ -419,10 +419,7 @@ impl Conn {
             Steps::FillBatch(batch, until) => reserve::fill_batch_step(self, s, batch, until),
             Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, *batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
-            Steps::Select { scan, shows_bodies } => {
-                s.selections -= 1;
-                pages::select_step(self, s, scan, shows_bodies)
-            }
+            Steps::Select { scan, shows_bodies } => pages::select_step(self, s, scan, shows_bodies),
             Steps::ListWatched(text, next) => show::list_watched_step(self, s, text, next),
         }
     }
@@ -437,10 +434,6 @@ impl Conn {
     pub fn cancel(&mut self, s: &mut Store) {
         match std::mem::replace(&mut self.doing, Doing::Closing) {
             Doing::ListTubes => s.lists.remove(self.client.key),
-            Doing::Steps(Steps::ListWatched(text, _)) => {
-                s.lists.incomplete_bytes -= text.len() as u64;
-            }
-            Doing::Steps(Steps::Select { .. }) => s.selections -= 1,
             Doing::Bodies(_) => reads::forget(s, self.client.key),
             Doing::Flush => s.queue.abandon_flush(self.client.key),
             Doing::Wait(..) => s.queue.stop_waiting(self.client.key),

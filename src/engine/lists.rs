@@ -8,8 +8,9 @@ use super::protocol::reply::{Reply, Word};
 use super::queue::listing::ListText;
 use super::queue::tube::Tubes;
 use super::store::{BUFFERS_DIVISOR, Store};
+use std::cell::Cell;
 use std::collections::TryReserveError;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 /// The lists that are being made or sent.
 #[derive(Debug, Default)]
@@ -23,10 +24,8 @@ pub struct Lists {
     /// The connections that requested a list since the present one was begun. They get the next one,
     /// because a list must not be older than its request.
     requested_by: Vec<ConnKey>,
-    /// All lists that some client has not read completely.
-    unread: Vec<Weak<ListText>>,
-    /// The bytes of lists of watched tubes that are being made.
-    pub incomplete_bytes: u64,
+    /// The bytes of all long lists that are being made, or that some client has not read completely.
+    pub bytes: Rc<Cell<u64>>,
 }
 
 /// A list of all tubes that is made in steps, while tubes are created and removed.
@@ -47,27 +46,11 @@ impl Lists {
         self.recipients.is_empty() && self.requested_by.is_empty()
     }
 
-    fn try_reserve(&mut self) -> Result<(), TryReserveError> {
-        self.unread.try_reserve(1)?;
-        self.requested_by.try_reserve(1)
-    }
-
-    /// Adds a connection that requests a list, after [`ensure_fits`].
-    pub fn request(&mut self, key: ConnKey) {
+    /// Adds a connection that requests a list.
+    pub fn request(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+        headroom::leave(Headroom::ThreeQuarters, || self.requested_by.try_reserve(1))?;
         self.requested_by.push(key);
-    }
-
-    /// Counts a complete list until it is sent, after [`ensure_fits`].
-    pub fn track(&mut self, text: &Rc<ListText>) {
-        self.unread.push(Rc::downgrade(text));
-    }
-
-    /// Returns the memory of all lists in bytes.
-    fn bytes(&mut self) -> u64 {
-        self.unread.retain(|text| text.strong_count() > 0);
-        let lens =
-            self.unread.iter().filter_map(|text| text.upgrade().map(|text| text.len() as u64));
-        lens.sum::<u64>() + self.incomplete_bytes
+        Ok(())
     }
 
     /// Forgets a connection.
@@ -101,11 +84,10 @@ pub fn names_per_step(s: &Store) -> usize {
 }
 
 /// Ensures that there is memory for a long list of which `own_bytes` are made.
-pub fn ensure_fits(s: &mut Store, own_bytes: u64) -> Result<(), Word> {
-    headroom::leave(Headroom::ThreeQuarters, || s.lists.try_reserve())?;
+pub fn ensure_fits(s: &Store, own_bytes: u64) -> Result<(), Word> {
     let max = MAX_LIST_BYTES.min(s.settings.max_memory_bytes / BUFFERS_DIVISOR);
-    let other_bytes = s.lists.bytes();
-    if other_bytes == 0 || other_bytes + own_bytes < max { Ok(()) } else { Err(Word::OutOfMemory) }
+    let bytes = s.lists.bytes.get();
+    if bytes == own_bytes || bytes < max { Ok(()) } else { Err(Word::OutOfMemory) }
 }
 
 /// Adds tubes to the list of all tubes. Returns whether it is complete, or has failed: then
@@ -118,15 +100,11 @@ pub fn list_step(s: &mut Store) -> bool {
     if lists.recipients.is_empty() {
         // The connections that requested a list until now get this one.
         lists.recipients = std::mem::take(&mut lists.requested_by);
-        lists.listing = Listing::begin(&queue.tubes).ok();
+        lists.listing = Listing::begin(&queue.tubes, &lists.bytes).ok();
     }
     let Some(mut listing) = lists.listing.take() else { return true };
     match listing.step(&queue.tubes, queue.limits.names_per_list_step) {
-        Ok(true) => {
-            let text = Rc::new(listing.text);
-            lists.track(&text);
-            lists.complete = Some(text);
-        }
+        Ok(true) => lists.complete = Some(Rc::new(listing.text)),
         Ok(false) => lists.listing = Some(listing),
         Err(_) => {}
     }
@@ -134,11 +112,11 @@ pub fn list_step(s: &mut Store) -> bool {
 }
 
 impl Listing {
-    fn begin(tubes: &Tubes) -> Result<Listing, TryReserveError> {
+    fn begin(tubes: &Tubes, all_bytes: &Rc<Cell<u64>>) -> Result<Listing, TryReserveError> {
         let mut keys = Vec::new();
         headroom::leave(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
         keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
-        Ok(Listing { tubes: keys, listed: 0, text: ListText::new()? })
+        Ok(Listing { tubes: keys, listed: 0, text: ListText::new(all_bytes)? })
     }
 
     /// Lists at most `most` tubes. A tube that exists during all steps is listed once. Returns whether the list is

@@ -16,6 +16,7 @@ use super::queue::body::Body;
 use super::reads::Reads;
 use super::time::Nanos;
 use log::warn;
+use std::rc::Rc;
 
 pub struct Store {
     pub queue: Queue,
@@ -43,8 +44,8 @@ pub struct Store {
     buffer_limit: usize,
     /// Lists of more than 1,024 tubes.
     pub lists: Lists,
-    /// The number of pages of jobs that are being made in steps.
-    pub selections: usize,
+    /// Each page of jobs that is being made in steps has a copy.
+    pub selections: Rc<()>,
     /// The connections that wait for bodies from the disk.
     pub reads: Reads,
     /// How far a remote disk was at the end of the last commit. `None` for a local disk.
@@ -92,7 +93,7 @@ impl Store {
             input_bytes: 0,
             buffer_limit: usize::try_from(buffer_limit).unwrap_or(usize::MAX),
             lists: Lists::default(),
-            selections: 0,
+            selections: Rc::default(),
             reads: Reads::default(),
             progress: None,
             memory_warned_at: None,

@@ -15,6 +15,7 @@ use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::Store;
 use crate::engine::text;
 use std::collections::TryReserveError;
+use std::rc::Rc;
 
 /// A page with facts of other connections, which the server writes.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ pub fn peek_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, shows_bodies: bool) -> Answer {
     let (count, after) = (args.count(), args.second_id());
     let selection = Selection { tube: args.tube, state: args.state, count, after };
-    let scan = s.queue.select(selection)?.ok_or(Word::NotFound)?;
+    let scan = s.queue.select(selection, &s.selections)?.ok_or(Word::NotFound)?;
     select_step(c, s, Box::new(scan), shows_bodies)
 }
 
@@ -81,11 +82,11 @@ pub fn select_step(
     shows_bodies: bool,
 ) -> Answer {
     match scan.step(&mut s.queue)? {
-        ScanStep::Unfinished if s.selections >= MAX_SELECTIONS => Err(Word::OutOfMemory),
-        ScanStep::Unfinished => {
-            s.selections += 1;
-            c.later(Steps::Select { scan, shows_bodies })
+        // The store has a copy too.
+        ScanStep::Unfinished if Rc::strong_count(&s.selections) > 1 + MAX_SELECTIONS => {
+            Err(Word::OutOfMemory)
         }
+        ScanStep::Unfinished => c.later(Steps::Select { scan, shows_bodies }),
         ScanStep::Jobs { keys, next } if shows_bodies => reply_bodies(c, s, &keys, next),
         ScanStep::Jobs { keys, .. } if s.is_crowded_by(stats::longest_jobs_len(keys.len())) => {
             Err(Word::OutOfMemory)

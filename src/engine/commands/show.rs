@@ -92,7 +92,7 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
         return Ok(Reply::Document(stats::list(names)?));
     }
     ensure_fits(s, 0)?;
-    s.lists.request(c.client.key);
+    s.lists.request(c.client.key)?;
     c.doing = Doing::ListTubes;
     Ok(Reply::Later)
 }
@@ -107,9 +107,8 @@ pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
         return Ok(Reply::Document(stats::list(watched.map(|tube| &*queue.tubes[tube].name))?));
     }
     ensure_fits(s, 0)?;
-    let text = ListText::new()?;
+    let text = ListText::new(&s.lists.bytes)?;
     let first = c.client.watching.first_watch();
-    s.lists.incomplete_bytes += text.len() as u64;
     c.later(Steps::ListWatched(text, first.expect("a connection watches a tube")))
 }
 
@@ -122,7 +121,6 @@ pub fn list_watched_step(
 ) -> Answer {
     let names_per_step = s.queue.limits.names_per_list_step;
     s.queue.work.spend_for(names_per_step, NAMES_PER_WORK);
-    s.lists.incomplete_bytes -= text.len() as u64;
     let mut next = Some(first);
     for _ in 0..names_per_step {
         let Some(watch) = next else { break };
@@ -131,11 +129,8 @@ pub fn list_watched_step(
     }
     ensure_fits(s, text.len() as u64)?;
     if let Some(next) = next {
-        s.lists.incomplete_bytes += text.len() as u64;
         return c.later(Steps::ListWatched(text, next));
     }
     text.finish()?;
-    let text = Rc::new(text);
-    s.lists.track(&text);
-    Ok(Reply::LongList(text))
+    Ok(Reply::LongList(Rc::new(text)))
 }

@@ -16,6 +16,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::text;
 use std::collections::{BinaryHeap, TryReserveError};
+use std::rc::Rc;
 
 /// The jobs that `list-jobs` and `peek-batch` select: at most `count` jobs of a tube with ids above
 /// `after`, in the order of their ids.
@@ -45,6 +46,8 @@ pub struct SelectionScan {
     next_page: usize,
     /// The units of work of this step.
     work: usize,
+    /// Its copies count the scans.
+    _counted: Rc<()>,
 }
 
 /// The result of a step of a scan.
@@ -69,10 +72,12 @@ const LOOKED_UP_PER_WORK: usize = 2;
 const WORK_PER_SELECTED: usize = 2;
 
 impl Queue {
-    /// Returns a scan for the jobs of a selection, or `None` if there is no such tube.
+    /// Returns a scan for the jobs of a selection, or `None` if there is no such tube. As long as it exists, it has a
+    /// copy of `scans`.
     pub fn select(
         &self,
         selection: Selection<'_>,
+        scans: &Rc<()>,
     ) -> Result<Option<SelectionScan>, TryReserveError> {
         let Selection { tube: name, state, count, after } = selection;
         let Some(tube) = self.tubes.find(name) else { return Ok(None) };
@@ -88,6 +93,7 @@ impl Queue {
             lowest,
             next_page: 0,
             work: 0,
+            _counted: Rc::clone(scans),
         }))
     }
 
@@ -287,7 +293,7 @@ mod tests {
         selection: Selection<'_>,
         mut between: impl FnMut(&mut Queue),
     ) -> (Vec<u64>, u64, usize) {
-        let mut scan = queue.select(selection).unwrap().expect("the tube exists");
+        let mut scan = queue.select(selection, &Rc::default()).unwrap().expect("the tube exists");
         let mut steps = 1;
         loop {
             match scan.step(queue).unwrap() {

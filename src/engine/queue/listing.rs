@@ -7,20 +7,24 @@
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::text::CR_LF;
+use std::cell::Cell;
 use std::collections::TryReserveError;
+use std::rc::Rc;
 
 /// The bytes of a list; the CR LF behind them is added when it is complete.
 #[derive(Debug)]
 pub struct ListText {
     /// All but the last one are full.
     pieces: Vec<Vec<u8>>,
-    len: usize,
+    /// The bytes of all lists.
+    all_bytes: Rc<Cell<u64>>,
 }
 
 impl ListText {
-    /// Returns a list without names.
-    pub fn new() -> Result<ListText, TryReserveError> {
-        let mut list = ListText { pieces: Vec::new(), len: 0 };
+    /// Returns a list without names. Its bytes are counted in `all_bytes` as long as it exists.
+    pub fn new(all_bytes: &Rc<Cell<u64>>) -> Result<ListText, TryReserveError> {
+        let all_bytes = Rc::clone(all_bytes);
+        let mut list = ListText { pieces: Vec::new(), all_bytes };
         list.push(b"---\n")?;
         Ok(list)
     }
@@ -38,7 +42,7 @@ impl ListText {
     }
 
     pub fn len(&self) -> usize {
-        self.len
+        self.pieces.iter().map(Vec::len).sum()
     }
 
     pub fn piece_count(&self) -> usize {
@@ -62,10 +66,16 @@ impl ListText {
             let Some(last) = self.pieces.last_mut() else { break };
             let (fitting, rest) = bytes.split_at(bytes.len().min(PAGE_BYTES - last.len()));
             last.extend_from_slice(fitting);
-            self.len += fitting.len();
+            self.all_bytes.update(|bytes| bytes + fitting.len() as u64);
             bytes = rest;
         }
         Ok(())
+    }
+}
+
+impl Drop for ListText {
+    fn drop(&mut self) {
+        self.all_bytes.update(|bytes| bytes - self.len() as u64);
     }
 }
 
@@ -75,7 +85,8 @@ mod tests {
 
     #[test]
     fn the_pieces_make_up_the_document() {
-        let mut list = ListText::new().expect("no memory");
+        let all_bytes = Rc::default();
+        let mut list = ListText::new(&all_bytes).expect("no memory");
         let mut expected = String::from("---\n");
         for number in 0..40_000 {
             let name = format!("tube-{number}");
@@ -89,5 +100,8 @@ mod tests {
         assert_eq!(bytes, expected.as_bytes());
         assert_eq!(list.len(), expected.len());
         assert!(list.piece_count() > 3);
+        assert_eq!(all_bytes.get(), expected.len() as u64);
+        drop(list);
+        assert_eq!(all_bytes.get(), 0);
     }
 }

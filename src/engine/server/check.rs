@@ -1,9 +1,8 @@
 //! What tests see of a server: its connections, and whether all counts are right.
 
 use super::Server;
-use super::link::Link;
 use crate::engine::binlog::record;
-use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::conn::Conn;
 use crate::engine::keys::ConnKey;
 use crate::engine::queue::body::Bodies;
 
@@ -42,10 +41,6 @@ impl<S> Server<S> {
         assert_eq!(s.connections, open, "stored and actual number of connections");
         let keys = s.connections + self.leaving.len();
         assert_eq!(self.links.len(), keys, "keys, and connections that have one");
-        let is_selecting =
-            |link: &&Link<S>| matches!(link.conn.doing, Doing::Steps(Steps::Select { .. }));
-        let selections = links().filter(is_selecting).count();
-        assert_eq!(s.selections, selections, "stored and actual number of pages in steps");
         links().for_each(|link| link.conn.check(s));
         for (_, job) in s.queue.jobs.iter() {
             // A damaged binlog may have ids above `HIGHEST_ID`, which were never assigned.
