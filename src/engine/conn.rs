@@ -26,7 +26,7 @@ use super::queue::client::Client;
 use super::queue::listing::ListText;
 use super::queue::read_body::{BodyRef, ReadBody};
 use super::queue::touch::TouchAll;
-use super::queue::waiters::Wait;
+use super::queue::waiters::WaitSeq;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
 use super::store::Store;
@@ -93,8 +93,8 @@ pub enum Doing {
     // ---- Something to wait for ----
     /// A list of more than 1,024 tubes, which is shared by several connections.
     ListTubes,
-    /// A job, until the end of the timeout.
-    Wait(ReserveKind, Nanos),
+    /// A job.
+    Wait(Reserve),
     /// A reply whose bodies wait for memory or for the disk.
     Bodies(Box<WantedBodies>),
     /// A look at other connections, which the server does.
@@ -114,9 +114,9 @@ pub enum Steps {
     /// A kick of many jobs.
     Kick(Kick),
     /// A reserve over many tubes.
-    Reserve(Wait, ReserveKind),
-    /// A `reserve-batch` that has reserved some jobs, and the end of its timeout.
-    FillBatch(Box<Batch>, Nanos),
+    Reserve(WaitSeq, Reserve),
+    /// A `reserve-batch` that has reserved some jobs.
+    FillBatch(Box<Batch>, Reserve),
     /// A `delete-batch` of many jobs.
     DeleteBatch(Box<DeleteBatch>),
     /// A `touch-all` of many jobs.
@@ -130,6 +130,14 @@ pub enum Steps {
     },
     /// A list of more than 1,024 watched tubes, with the watch that is listed next.
     ListWatched(ListText, WatchKey),
+}
+
+/// A reserve that waits, or whose job or batch is not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    pub kind: ReserveKind,
+    /// The end of its timeout; [`Nanos::NEVER`] without one.
+    pub until: Nanos,
 }
 
 /// The kind of a reserve, which determines its replies.
@@ -192,7 +200,7 @@ impl Doing {
     }
 }
 
-impl ReserveKind {
+impl Reserve {
     /// Returns the reply if no job comes before the timeout.
     pub fn timeout_reply(self) -> Reply {
         match self {
@@ -415,8 +423,8 @@ impl Conn {
     fn go_on(&mut self, s: &mut Store, steps: Steps) -> Answer {
         match steps {
             Steps::Kick(kick) => change::kick_step(self, s, kick),
-            Steps::Reserve(wait, kind) => reserve::reserve_step(self, s, wait, kind),
-            Steps::FillBatch(batch, until) => reserve::fill_batch_step(self, s, batch, until),
+            Steps::Reserve(seq, reserve) => reserve::reserve_step(self, s, seq, reserve),
+            Steps::FillBatch(batch, reserve) => reserve::fill_batch_step(self, s, batch, reserve),
             Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, *batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
             Steps::Select { scan, shows_bodies } => pages::select_step(self, s, scan, shows_bodies),
@@ -478,15 +486,15 @@ impl Conn {
         if let WaitResult::Reserved(job) = result {
             s.queue.hold(&mut self.client, job);
         }
-        let Doing::Wait(kind, until) = self.doing else {
+        let Doing::Wait(reserve) = self.doing else {
             // It is closing, and gives the job back.
             return;
         };
         self.doing = Doing::Line;
         let answer = match result {
-            WaitResult::Reserved(job) => reserve::awaited(self, s, job, kind, until),
+            WaitResult::Reserved(job) => reserve::awaited(self, s, job, reserve),
             WaitResult::DeadlineSoon => Err(Word::DeadlineSoon),
-            WaitResult::TimedOut => Ok(kind.timeout_reply()),
+            WaitResult::TimedOut => Ok(reserve.timeout_reply()),
         };
         self.answer_later(s, answer);
     }

@@ -14,19 +14,22 @@
 //! and large replies want turns, a large body is followed by as many bytes of small replies, so that many small ones
 //! wait together for one large body. What is not begun is forgotten when its connection is
 //! closed. A body for which several connections wait is read once, also if one of them is compaction, which
-//! needs no turn. The server continues the replies ([`server::reading`](super::server)), because it knows
-//! the connections.
+//! needs no turn. The server decides which of them goes on ([`server::reading`](super::server)), because it knows the
+//! connections.
 
-use super::conn::{Conn, Doing, ReserveKind};
+use super::binlog::reads::RecordRead;
+use super::conn::{Conn, Doing, Reserve, ReserveKind, Steps};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::ReplySize;
 use super::protocol::reply::{Answer, JobWord, Reply, Word};
 use super::queue::body::LARGE;
+use super::queue::body_cache::{Begun, is_passing};
 use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
+use std::io;
 use std::rc::Rc;
 
 /// The connections that wait for bodies. The queue has those that wait for a read that is with the disk.
@@ -92,11 +95,13 @@ pub enum BodiesFor {
     /// To `reserve-job`.
     ReservedById,
     /// To the other reserves. If no body can be read, they go on until their timeout ends.
-    Reserved { kind: ReserveKind, until: Nanos },
+    Reserved(Reserve),
 }
 
 /// Units of work to read a body from the page cache.
-pub const WORK_PER_BODY: usize = 8;
+const WORK_PER_BODY: usize = 8;
+/// The time until reads are tried again after one had too little memory.
+const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 /// A shorter read takes as long as one of this many bytes.
 const LEAST_READ: u32 = 4096;
 /// A reply with more cold bytes is large.
@@ -111,7 +116,7 @@ impl BodiesFor {
     pub fn is_reserved(self) -> bool {
         match self {
             BodiesFor::Found | BodiesFor::FoundBatch { .. } => false,
-            BodiesFor::ReservedById | BodiesFor::Reserved { .. } => true,
+            BodiesFor::ReservedById | BodiesFor::Reserved(_) => true,
         }
     }
 
@@ -132,20 +137,36 @@ pub fn reply_job(c: &mut Conn, s: &mut Store, job: JobKey, reply: BodiesFor) -> 
     Ok(Reply::Later)
 }
 
-/// Replies with a line and these jobs, for which the output has room.
+/// Replies with these jobs, for which the output has room.
 pub fn reply_jobs(
     c: &mut Conn,
     s: &mut Store,
-    heading: Reply,
     jobs: Vec<(JobKey, u64)>,
     reply: BodiesFor,
 ) -> Answer {
     if jobs.iter().any(|&(job, _)| s.queue.jobs[job].body.is_cold()) {
         return want(c, s, &jobs, reply);
     }
-    let mut is_written = c.reply(s, &heading);
-    for job in jobs {
-        is_written = is_written && c.reply_body(s, reply.word(), job, None);
+    write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
+}
+
+/// Writes a reply with these jobs, and with the bodies of those whose body was read.
+fn write(
+    c: &mut Conn,
+    s: &mut Store,
+    reply: BodiesFor,
+    jobs: impl ExactSizeIterator<Item = ((JobKey, u64), Option<Rc<ReadBody>>)>,
+) -> Answer {
+    let count = jobs.len() as u64;
+    let mut is_written = match reply {
+        BodiesFor::FoundBatch { next } => c.reply(s, &Reply::Numbers("FOUND_BATCH ", count, next)),
+        BodiesFor::Reserved(Reserve { kind: ReserveKind::Batch(_), .. }) => {
+            c.reply(s, &Reply::Number("RESERVED_BATCH ", count))
+        }
+        BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => true,
+    };
+    for (job, read) in jobs {
+        is_written = is_written && c.reply_body(s, reply.word(), job, read.as_ref());
     }
     Ok(Reply::Later)
 }
@@ -195,7 +216,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
 
 /// Refuses a reply because there is no memory for the bodies. Jobs that were reserved for it are ready
 /// again.
-pub fn refuse(
+fn refuse(
     c: &mut Conn,
     s: &mut Store,
     reply: BodiesFor,
@@ -311,5 +332,216 @@ impl WantedBodies {
             BodySource::Disk | BodySource::Nowhere => None,
         };
         self.bodies.iter().filter_map(len).fold(ReplySize::HEADING, ReplySize::with)
+    }
+}
+
+// ---- Continuing ----
+
+/// What a reply needs for its next body.
+enum Next {
+    /// Nothing: it has the body, or goes without it.
+    Nothing,
+    Read(RecordRead),
+    /// More memory.
+    Memory,
+}
+
+pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
+    let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
+        unreachable!("connection {} does not wait for bodies", c.id())
+    };
+    wanted
+}
+
+/// Takes what needs no waiting for the disk, and replies if that is all.
+pub fn start_reply(c: &mut Conn, s: &mut Store) {
+    let mut wanted = take_wanted(c);
+    s.queue.work.spend(WORK_PER_BODY * wanted.bodies.len());
+    let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
+    let read_bodies = &s.queue.body_cache.read_bodies;
+    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, copied_bytes, class));
+    for index in 0..wanted.bodies.len() {
+        if matches!(wanted.bodies[index].source, BodySource::Disk)
+            && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
+        {
+            return retry_later(c, s, wanted);
+        }
+    }
+    go_on(c, s, wanted);
+}
+
+/// Sets where a reply gets a body from, if that needs no waiting for the disk.
+fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Next {
+    let one = &mut wanted.bodies[index];
+    if !s.queue.is_cold(one.job, one.id) {
+        one.source = BodySource::Job;
+        return Next::Nothing;
+    }
+    if let Some(body) = s.queue.body_cache.read_bodies.find(one.id) {
+        one.source = BodySource::Read(body);
+        return Next::Nothing;
+    }
+    let read = s.queue.record_of(one.job);
+    let Some(record) = s.queue.read_now(read).transpose() else { return Next::Read(read) };
+    let grant = wanted.grant.as_mut().expect("it was granted before");
+    let body = s.queue.read_body(read, record, grant);
+    if take_body(c, s, one, &body) { Next::Nothing } else { Next::Memory }
+}
+
+/// Gives a reply the body that was read for it. A job is buried whose body cannot be read. Returns `false` if it
+/// can be read later.
+pub fn take_body(
+    c: &mut Conn,
+    s: &mut Store,
+    one: &mut WantedBody,
+    body: &io::Result<Rc<ReadBody>>,
+) -> bool {
+    one.source = match body {
+        Ok(body) => BodySource::Read(Rc::clone(body)),
+        Err(error) if is_passing(error) => return false,
+        Err(_) => {
+            s.queue.bury_unreadable(&mut c.client, one.job, one.id);
+            BodySource::Nowhere
+        }
+    };
+    true
+}
+
+/// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
+pub fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
+    s.reads.retry_at = Some(s.queue.now + RETRY_PAUSE);
+    s.reads.waiting[wanted.class as usize].push_front(c.client.key);
+    c.doing = Doing::Bodies(wanted);
+}
+
+/// Lets a connection wait for its next turn, or replies.
+pub fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
+    if wanted.next().is_none() {
+        want_evicted(s, &mut wanted);
+    }
+    if wanted.next().is_none() {
+        return finish_reply(c, s, *wanted);
+    }
+    s.reads.turns[wanted.class as usize].push_back(c.client.key);
+    c.doing = Doing::Bodies(wanted);
+}
+
+/// Reads bodies that have become cold while others were read.
+fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
+    for one in &mut wanted.bodies {
+        if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
+            one.source = BodySource::Disk;
+            let grant = wanted.grant.as_mut().expect("it was granted before");
+            grant.extend(s.queue.jobs[one.job].body.full_len());
+        }
+    }
+}
+
+/// Begins the next read of the connection whose turn it is, or joins one that was begun. Returns `false` if
+/// the disk has enough to do.
+pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
+    let mut wanted = take_wanted(c);
+    let next = wanted.next().expect("it has turns until all bodies are read");
+    let id = wanted.bodies[next].id;
+    let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
+    let has_joined = match begun {
+        Some(begun) => begun.join(c.client.key).is_ok(),
+        // Another connection may have read it, and the system may have read ahead.
+        None => match fetch(c, s, &mut wanted, next) {
+            Next::Nothing => {
+                go_on(c, s, wanted);
+                return true;
+            }
+            Next::Memory => false,
+            Next::Read(read) if !s.queue.may_begin_read(read.len) => {
+                s.reads.turns[wanted.class as usize].push_front(c.client.key);
+                c.doing = Doing::Bodies(wanted);
+                return false;
+            }
+            Next::Read(read) => {
+                let mut begun = Begun::new(read);
+                let has_joined = begun.join(c.client.key).is_ok();
+                if has_joined {
+                    s.reads.count_turn(wanted.class, read.len);
+                    s.queue.begin_read(begun);
+                }
+                has_joined
+            }
+        },
+    };
+    if has_joined {
+        c.doing = Doing::Bodies(wanted);
+    } else {
+        retry_later(c, s, wanted);
+    }
+    true
+}
+
+/// Refuses a reply that has waited for too long, or whose client is gone.
+pub fn give_up_waiting(c: &mut Conn, s: &mut Store) {
+    let wanted = take_wanted(c);
+    give_up(c, s, &wanted);
+}
+
+/// Refuses a reply.
+fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
+    forget(s, c.client.key);
+    let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
+    let answer = refuse(c, s, wanted.reply, jobs);
+    c.answer_later(s, answer);
+}
+
+/// Replies with the bodies that could be read. A job that the client has reserved may have come back
+/// meanwhile, or was deleted. The TTR of the others begins now.
+fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
+    let now = s.queue.now;
+    let reply = wanted.reply;
+    let has_waited = wanted.asked_at < now;
+    if has_waited {
+        s.queue.body_cache.stats.wait_times.count(now.since(wanted.asked_at));
+    }
+    wanted.bodies.retain(|one| match one.source {
+        BodySource::Nowhere => false,
+        _ if reply.is_reserved() => s.queue.is_held(&c.client, one.job, one.id),
+        BodySource::Job => s.queue.find(one.id) == Some(one.job),
+        BodySource::Disk | BodySource::Read(_) => true,
+    });
+    let size = wanted.size(s);
+    if c.try_reserve_output(s, size).is_err() {
+        return give_up(c, s, &wanted);
+    }
+    if reply.is_reserved() {
+        for one in &wanted.bodies {
+            s.queue.touch(&mut c.client, one.job);
+        }
+    }
+    let answer = send(c, s, reply, &wanted.bodies);
+    c.answer_later(s, answer);
+    if has_waited
+        && reply.is_reserved()
+        && let Some(job) = wanted.bodies.last().and_then(|one| s.queue.jobs.get(one.job))
+    {
+        let tube = job.tube;
+        s.queue.read_ahead(tube);
+    }
+}
+
+/// Replies with these bodies, for which the output has room. A reserve without any goes on.
+fn send(c: &mut Conn, s: &mut Store, reply: BodiesFor, bodies: &[WantedBody]) -> Answer {
+    match reply {
+        BodiesFor::Found | BodiesFor::ReservedById if bodies.is_empty() => Err(Word::NotFound),
+        BodiesFor::Reserved(reserve) if bodies.is_empty() => {
+            c.later(Steps::Reserve(s.queue.next_wait_seq(), reserve))
+        }
+        BodiesFor::Found
+        | BodiesFor::FoundBatch { .. }
+        | BodiesFor::ReservedById
+        | BodiesFor::Reserved(_) => {
+            let read = |one: &WantedBody| match &one.source {
+                BodySource::Read(body) => Some(Rc::clone(body)),
+                BodySource::Job | BodySource::Disk | BodySource::Nowhere => None,
+            };
+            write(c, s, reply, bodies.iter().map(|one| ((one.job, one.id), read(one))))
+        }
     }
 }

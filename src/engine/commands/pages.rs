@@ -102,8 +102,7 @@ fn reply_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey], mut next: u64) -> 
     if batch.jobs.len() < keys.len() {
         next = batch.jobs.last().map_or(0, |&(_, id)| id);
     }
-    let heading = Reply::Numbers("FOUND_BATCH ", batch.jobs.len() as u64, next);
-    reads::reply_jobs(c, s, heading, batch.jobs, BodiesFor::FoundBatch { next })
+    reads::reply_jobs(c, s, batch.jobs, BodiesFor::FoundBatch { next })
 }
 
 /// Returns the first of these jobs, at most as many as one reply may have.

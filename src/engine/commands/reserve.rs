@@ -7,7 +7,7 @@
 //! ```
 
 use super::pages::{Batch, fits_reply};
-use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
+use crate::engine::conn::{Conn, Doing, Reserve, ReserveKind, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
@@ -19,18 +19,19 @@ use std::collections::TryReserveError;
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    begin(c, s, Nanos::NEVER, ReserveKind::Job)
+    begin(c, s, Reserve { kind: ReserveKind::Job, until: Nanos::NEVER })
 }
 
 /// `reserve-with-timeout <seconds>`
 pub fn reserve_with_timeout(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    begin(c, s, s.queue.now + Nanos::from_secs(args.number(0)), ReserveKind::Job)
+    let until = s.queue.now + Nanos::from_secs(args.number(0));
+    begin(c, s, Reserve { kind: ReserveKind::Job, until })
 }
 
 /// `reserve-batch <count> [<seconds>]`
 pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let until = s.queue.now + Nanos::from_secs(args.number(1));
-    begin(c, s, until, ReserveKind::Batch(args.count()))
+    begin(c, s, Reserve { kind: ReserveKind::Batch(args.count()), until })
 }
 
 /// `reserve-job <id>`
@@ -48,47 +49,42 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }
 
-fn begin(c: &mut Conn, s: &mut Store, until: Nanos, kind: ReserveKind) -> Answer {
+fn begin(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
     s.queue.mark_worker(&mut c.client);
     // A slot may have become free while no client waited for it.
     s.queue.offer_parked();
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
     let seq = s.queue.next_wait_seq();
-    reserve_step(c, s, Wait { seq, until }, kind)
+    reserve_step(c, s, seq, reserve)
 }
 
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
 /// iterations; tubes that change between them are checked again.
-pub fn reserve_step(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
+pub fn reserve_step(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) -> Answer {
     let rest = s.queue.give_search();
-    let answer = reserve_or_wait(c, s, wait, kind);
+    let answer = reserve_or_wait(c, s, seq, reserve);
     s.queue.work.end(rest);
     answer
 }
 
-fn reserve_or_wait(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -> Answer {
-    match kind {
+fn reserve_or_wait(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) -> Answer {
+    match reserve.kind {
         ReserveKind::Job => match s.queue.best_job(&mut c.client)? {
             Search::Found(job) => {
                 s.queue.make_reserved(job, &mut c.client);
-                return reads::reply_job(
-                    c,
-                    s,
-                    job,
-                    BodiesFor::Reserved { kind, until: wait.until },
-                );
+                return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
             }
-            Search::Unfinished => return c.later(Steps::Reserve(wait, kind)),
+            Search::Unfinished => return c.later(Steps::Reserve(seq, reserve)),
             Search::Nothing => {}
         },
         ReserveKind::Batch(max) => {
             let mut batch = Batch::new(max);
             match (fill_batch(c, s, &mut batch)?, batch.is_empty()) {
                 (true, true) => {}
-                (true, false) => return reply_batch(c, s, batch, wait.until),
-                (false, true) => return c.later(Steps::Reserve(wait, kind)),
-                (false, false) => return c.later(Steps::FillBatch(Box::new(batch), wait.until)),
+                (true, false) => return reply_batch(c, s, batch, reserve),
+                (false, true) => return c.later(Steps::Reserve(seq, reserve)),
+                (false, false) => return c.later(Steps::FillBatch(Box::new(batch), reserve)),
             }
         }
     }
@@ -96,51 +92,54 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, wait: Wait, kind: ReserveKind) -
     let are_freed = s.queue.free_flushed_tops(&mut c.client);
     s.queue.work.end(rest);
     if !are_freed {
-        return c.later(Steps::Reserve(wait, kind));
+        return c.later(Steps::Reserve(seq, reserve));
     }
     if s.queue.is_deadline_soon(&c.client) {
         return Err(Word::DeadlineSoon);
     }
-    if wait.until <= s.queue.now || c.is_half_closed {
-        return Ok(kind.timeout_reply());
+    if reserve.until <= s.queue.now || c.is_half_closed {
+        return Ok(reserve.timeout_reply());
     }
-    let waits = s.queue.wait(&c.client, wait)?;
+    let waits = s.queue.wait(&c.client, Wait { seq, until: reserve.until })?;
     if !waits {
-        return c.later(Steps::Reserve(wait, kind));
+        return c.later(Steps::Reserve(seq, reserve));
     }
-    c.doing = Doing::Wait(kind, wait.until);
+    c.doing = Doing::Wait(reserve);
     Ok(Reply::Later)
 }
 
 /// Replies to a connection that waited and was given a job.
-pub fn awaited(
-    c: &mut Conn,
-    s: &mut Store,
-    job: JobKey,
-    kind: ReserveKind,
-    until: Nanos,
-) -> Answer {
-    let ReserveKind::Batch(max) = kind else {
-        return reads::reply_job(c, s, job, BodiesFor::Reserved { kind, until });
+pub fn awaited(c: &mut Conn, s: &mut Store, job: JobKey, reserve: Reserve) -> Answer {
+    let ReserveKind::Batch(max) = reserve.kind else {
+        return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
     };
     let mut batch = Batch::new(max);
     if batch.try_push(job, &s.queue.jobs[job]).is_err() {
         c.fail(s);
         return Ok(Reply::Later);
     }
-    c.later(Steps::FillBatch(Box::new(batch), until))
+    c.later(Steps::FillBatch(Box::new(batch), reserve))
 }
 
 // ---- Batches ----
 
 /// Continues a batch that has some jobs.
-pub fn fill_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<Batch>, until: Nanos) -> Answer {
+pub fn fill_batch_step(
+    c: &mut Conn,
+    s: &mut Store,
+    mut batch: Box<Batch>,
+    reserve: Reserve,
+) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
     let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
-    if filled? { reply_batch(c, s, *batch, until) } else { c.later(Steps::FillBatch(batch, until)) }
+    if filled? {
+        reply_batch(c, s, *batch, reserve)
+    } else {
+        c.later(Steps::FillBatch(batch, reserve))
+    }
 }
 
 /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch
@@ -184,13 +183,11 @@ fn reserve_into_batch(
 }
 
 /// Replies with the jobs of a batch, before or after the timeout ends.
-fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, until: Nanos) -> Answer {
+fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reserve: Reserve) -> Answer {
     if c.try_reserve_output(s, batch.size).is_err() {
         // The jobs become ready when the connection is closed.
         c.fail(s);
         return Ok(Reply::Later);
     }
-    let kind = ReserveKind::Batch(batch.max());
-    let heading = Reply::Number("RESERVED_BATCH ", batch.jobs.len() as u64);
-    reads::reply_jobs(c, s, heading, batch.jobs, BodiesFor::Reserved { kind, until })
+    reads::reply_jobs(c, s, batch.jobs, BodiesFor::Reserved(reserve))
 }

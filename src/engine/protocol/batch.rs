@@ -54,11 +54,6 @@ impl Batch {
         Batch { jobs: Vec::new(), max, body_bytes: 0, size: ReplySize::HEADING }
     }
 
-    /// Returns the maximum number of jobs.
-    pub fn max(&self) -> usize {
-        self.max
-    }
-
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }

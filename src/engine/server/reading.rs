@@ -5,26 +5,20 @@
 //! those that wait for longer than 10 s are refused.
 
 use super::Server;
-use crate::engine::binlog::reads::RecordRead;
-use crate::engine::conn::{Conn, Doing, ReserveKind, Steps};
+use crate::engine::conn::Doing;
 use crate::engine::keys::ConnKey;
-use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::body_cache::{Begun, is_passing};
-use crate::engine::queue::read_body::{ReadBody, ReplyClass};
-use crate::engine::queue::waiters::Wait;
+use crate::engine::queue::body_cache::Begun;
+use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
-    BodiesFor, BodySource, WORK_PER_BODY, WantedBodies, WantedBody, forget, refuse,
+    WantedBodies, give_up_waiting, go_on, retry_later, start_reply, take_body, take_turn,
+    take_wanted,
 };
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use log::debug;
-use std::io;
-use std::rc::Rc;
 
 /// Units of work to take a record that the disk has read.
 const WORK_PER_READ: usize = 8;
-/// The time until reads are tried again after one had too little memory.
-const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 /// A reply that has waited for this time is refused when the system has no memory for it. From then on clients that
 /// take nothing are disconnected when their memory is wanted.
 const PATIENCE: Nanos = Nanos::from_secs(10);
@@ -186,225 +180,4 @@ impl<S> Server<S> {
             }
         }
     }
-}
-
-/// What a reply needs for its next body.
-enum Next {
-    /// Nothing: it has the body, or goes without it.
-    Nothing,
-    Read(RecordRead),
-    /// More memory.
-    Memory,
-}
-
-fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
-    let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
-        unreachable!("connection {} does not wait for bodies", c.id())
-    };
-    wanted
-}
-
-/// Takes what needs no waiting for the disk, and replies if that is all.
-fn start_reply(c: &mut Conn, s: &mut Store) {
-    let mut wanted = take_wanted(c);
-    s.queue.work.spend(WORK_PER_BODY * wanted.bodies.len());
-    let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
-    let read_bodies = &s.queue.body_cache.read_bodies;
-    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, copied_bytes, class));
-    for index in 0..wanted.bodies.len() {
-        if matches!(wanted.bodies[index].source, BodySource::Disk)
-            && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
-        {
-            return retry_later(c, s, wanted);
-        }
-    }
-    go_on(c, s, wanted);
-}
-
-/// Sets where a reply gets a body from, if that needs no waiting for the disk.
-fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Next {
-    let one = &mut wanted.bodies[index];
-    if !s.queue.is_cold(one.job, one.id) {
-        one.source = BodySource::Job;
-        return Next::Nothing;
-    }
-    if let Some(body) = s.queue.body_cache.read_bodies.find(one.id) {
-        one.source = BodySource::Read(body);
-        return Next::Nothing;
-    }
-    let read = s.queue.record_of(one.job);
-    let Some(record) = s.queue.read_now(read).transpose() else { return Next::Read(read) };
-    let grant = wanted.grant.as_mut().expect("it was granted before");
-    let body = s.queue.read_body(read, record, grant);
-    if take_body(c, s, one, &body) { Next::Nothing } else { Next::Memory }
-}
-
-/// Gives a reply the body that was read for it. A job is buried whose body cannot be read. Returns `false` if it
-/// can be read later.
-fn take_body(
-    c: &mut Conn,
-    s: &mut Store,
-    one: &mut WantedBody,
-    body: &io::Result<Rc<ReadBody>>,
-) -> bool {
-    one.source = match body {
-        Ok(body) => BodySource::Read(Rc::clone(body)),
-        Err(error) if is_passing(error) => return false,
-        Err(_) => {
-            s.queue.bury_unreadable(&mut c.client, one.job, one.id);
-            BodySource::Nowhere
-        }
-    };
-    true
-}
-
-/// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
-fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
-    s.reads.retry_at = Some(s.queue.now + RETRY_PAUSE);
-    s.reads.waiting[wanted.class as usize].push_front(c.client.key);
-    c.doing = Doing::Bodies(wanted);
-}
-
-/// Lets a connection wait for its next turn, or replies.
-fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    if wanted.next().is_none() {
-        want_evicted(s, &mut wanted);
-    }
-    if wanted.next().is_none() {
-        return finish_reply(c, s, *wanted);
-    }
-    s.reads.turns[wanted.class as usize].push_back(c.client.key);
-    c.doing = Doing::Bodies(wanted);
-}
-
-/// Reads bodies that have become cold while others were read.
-fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
-    for one in &mut wanted.bodies {
-        if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
-            one.source = BodySource::Disk;
-            let grant = wanted.grant.as_mut().expect("it was granted before");
-            grant.extend(s.queue.jobs[one.job].body.full_len());
-        }
-    }
-}
-
-/// Begins the next read of the connection whose turn it is, or joins one that was begun. Returns `false` if
-/// the disk has enough to do.
-fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
-    let mut wanted = take_wanted(c);
-    let next = wanted.next().expect("it has turns until all bodies are read");
-    let id = wanted.bodies[next].id;
-    let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
-    let has_joined = match begun {
-        Some(begun) => begun.join(c.client.key).is_ok(),
-        // Another connection may have read it, and the system may have read ahead.
-        None => match fetch(c, s, &mut wanted, next) {
-            Next::Nothing => {
-                go_on(c, s, wanted);
-                return true;
-            }
-            Next::Memory => false,
-            Next::Read(read) if !s.queue.may_begin_read(read.len) => {
-                s.reads.turns[wanted.class as usize].push_front(c.client.key);
-                c.doing = Doing::Bodies(wanted);
-                return false;
-            }
-            Next::Read(read) => {
-                let mut begun = Begun::new(read);
-                let has_joined = begun.join(c.client.key).is_ok();
-                if has_joined {
-                    s.reads.count_turn(wanted.class, read.len);
-                    s.queue.begin_read(begun);
-                }
-                has_joined
-            }
-        },
-    };
-    if has_joined {
-        c.doing = Doing::Bodies(wanted);
-    } else {
-        retry_later(c, s, wanted);
-    }
-    true
-}
-
-/// Refuses a reply that has waited for too long, or whose client is gone.
-pub(super) fn give_up_waiting(c: &mut Conn, s: &mut Store) {
-    let wanted = take_wanted(c);
-    give_up(c, s, &wanted);
-}
-
-/// Refuses a reply.
-fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
-    forget(s, c.client.key);
-    let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
-    let answer = refuse(c, s, wanted.reply, jobs);
-    c.answer_later(s, answer);
-}
-
-/// Replies with the bodies that could be read. A job that the client has reserved may have come back
-/// meanwhile, or was deleted. The TTR of the others begins now.
-fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
-    let now = s.queue.now;
-    let reply = wanted.reply;
-    let has_waited = wanted.asked_at < now;
-    if has_waited {
-        s.queue.note_wait(now.since(wanted.asked_at));
-    }
-    for one in &mut wanted.bodies {
-        let is_there = s.queue.find(one.id) == Some(one.job);
-        let is_lost = match one.source {
-            _ if reply.is_reserved() => !s.queue.is_held(&c.client, one.job, one.id),
-            BodySource::Job => !is_there,
-            BodySource::Disk | BodySource::Read(_) | BodySource::Nowhere => false,
-        };
-        if is_lost {
-            one.source = BodySource::Nowhere;
-        }
-    }
-    wanted.bodies.retain(|one| !matches!(one.source, BodySource::Nowhere));
-    let size = wanted.size(s);
-    if c.try_reserve_output(s, size).is_err() {
-        return give_up(c, s, &wanted);
-    }
-    if reply.is_reserved() {
-        for one in &wanted.bodies {
-            s.queue.touch(&mut c.client, one.job);
-        }
-    }
-    let answer = send(c, s, reply, &wanted.bodies);
-    c.answer_later(s, answer);
-    if has_waited
-        && reply.is_reserved()
-        && let Some(job) = wanted.bodies.last().and_then(|one| s.queue.jobs.get(one.job))
-    {
-        let tube = job.tube;
-        s.queue.read_ahead(tube);
-    }
-}
-
-/// Replies with these bodies. A reserve without any goes on.
-fn send(c: &mut Conn, s: &mut Store, reply: BodiesFor, bodies: &[WantedBody]) -> Answer {
-    let count = bodies.len();
-    match reply {
-        BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
-        BodiesFor::Reserved { kind, until } if count == 0 => {
-            let wait = Wait { seq: s.queue.next_wait_seq(), until };
-            return c.later(Steps::Reserve(wait, kind));
-        }
-        BodiesFor::FoundBatch { next } => {
-            c.reply(s, &Reply::Numbers("FOUND_BATCH ", count as u64, next));
-        }
-        BodiesFor::Reserved { kind: ReserveKind::Batch(_), .. } => {
-            c.reply(s, &Reply::Number("RESERVED_BATCH ", count as u64));
-        }
-        BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved { .. } => {}
-    }
-    for one in bodies {
-        let read = if let BodySource::Read(body) = &one.source { Some(body) } else { None };
-        if !c.reply_body(s, reply.word(), (one.job, one.id), read) {
-            break;
-        }
-    }
-    Ok(Reply::Later)
 }
