@@ -115,6 +115,7 @@ impl Store {
     /// Ends a command, or a step of one.
     #[inline]
     pub fn end_command(&mut self) {
+        self.queue.compact();
         self.command_at = self.queue.now;
         self.queue.work.spend(1);
     }

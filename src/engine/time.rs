@@ -57,11 +57,6 @@ impl Nanos {
     pub const fn before(self, span: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(span.0))
     }
-
-    /// Returns the seconds from `now` to this time, rounded down, or 0 if this time has passed.
-    pub const fn secs_left(self, now: Nanos) -> u64 {
-        self.since(now).whole_secs()
-    }
 }
 
 /// The difference of the wall clock and the engine's time, in nanoseconds. It changes when the wall
@@ -104,8 +99,8 @@ mod tests {
     #[test]
     fn seconds_left_are_rounded_down_and_never_negative() {
         let now = Nanos::from_millis(5_001);
-        assert_eq!(Nanos::from_secs(15).secs_left(now), 9);
-        assert_eq!(Nanos::from_secs(5).secs_left(now), 0);
+        assert_eq!(Nanos::from_secs(15).since(now).whole_secs(), 9);
+        assert_eq!(Nanos::from_secs(5).since(now).whole_secs(), 0);
     }
 
     #[test]

@@ -25,7 +25,6 @@ pub struct DeleteBatch {
 /// `delete <id>`
 pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     delete_one(c, s, args.id())?;
-    s.queue.compact();
     Ok(Word::Deleted.into())
 }
 
@@ -50,7 +49,6 @@ pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: DeleteBatch) ->
         }
         s.queue.work.spend(WORK_PER_BATCHED_JOB);
     }
-    s.queue.compact();
     if batch.ids.is_empty() {
         return Ok(Reply::Numbers("DELETED_BATCH ", batch.deleted, batch.not_found));
     }
@@ -121,7 +119,6 @@ pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NotFound),
     }
     s.queue.kick_one(job)?;
-    s.queue.compact();
     Ok(Word::KickedJob.into())
 }
 

@@ -190,7 +190,7 @@ fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<A
 #[cold]
 fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
     let hit = s.queue.find_unique(unique.digest)?;
-    s.queue.count_hit();
+    s.queue.unique.hits += 1;
     Some(Ok(Reply::InsertedBefore(hit)))
 }
 

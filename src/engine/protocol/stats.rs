@@ -242,7 +242,10 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
         .line("cmd-delete", tube.deletes)
         .line("cmd-pause-tube", tube.pauses)
         .line("pause", tube.pause.as_ref().map_or(0, |pause| pause.secs))
-        .line("pause-time-left", tube.pause.as_ref().map_or(0, |pause| pause.until.secs_left(now)));
+        .line(
+            "pause-time-left",
+            tube.pause.as_ref().map_or(0, |pause| pause.until.since(now).whole_secs()),
+        );
     yaml.0
 }
 

@@ -22,7 +22,6 @@ use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, Owner, TubeKey};
 use crate::engine::limits::Limits;
-use crate::engine::time::Nanos;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
 use std::io;
@@ -322,11 +321,6 @@ impl Queue {
                  client has reserved it"
             );
         }
-    }
-
-    /// Notes that a client has waited for the disk.
-    pub fn note_wait(&mut self, span: Nanos) {
-        self.body_cache.stats.wait_times.count(span);
     }
 
     /// Buries a job whose body this connection wants and that cannot be read, unless another one has

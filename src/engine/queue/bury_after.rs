@@ -5,7 +5,7 @@
 
 use super::client::Client;
 use super::counts::CountedEvent;
-use super::job::Job;
+use super::job::{Job, Target};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_MOVE};
 use crate::engine::binlog::Binlog;
@@ -60,7 +60,7 @@ impl Queue {
                 *reserves = reserves.wrapping_sub(1);
                 self.set_counts(key, counts);
             }
-            return self.make_ready(key);
+            return self.attach(key, Target::Ready);
         }
         self.count_event(key, CountedEvent::Bury);
         let Job { id, tube, .. } = self.jobs[key];

@@ -1,6 +1,7 @@
 //! Waiting, and what is due: the ends of delays, pauses, TTRs and timeouts, and what ticks do besides.
 
 use super::client::Client;
+use super::job::Target;
 use super::outcomes::End;
 use super::tube::{Pause, Tube};
 use super::waiters::Wait;
@@ -125,24 +126,18 @@ impl Queue {
             self.work.end(others);
         }
         self.work.end(rest);
-        // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
-        self.conns_until = self.tube_timers.next_due().min(self.now);
     }
 
     /// Returns the next connection for which something is due.
     pub fn next_due_conn(&mut self) -> Option<ConnKey> {
-        self.conn_timers.pop_due(self.conns_until)
+        // A tube that has not had its turn is due before `now`, and its jobs win over later timeouts.
+        self.conn_timers.pop_due(self.tube_timers.next_due().min(self.now))
     }
 
     /// Ends a tick: notes whether it has left something for too long.
     pub fn end_tick(&mut self) {
         let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
         self.is_late |= behind + LATE < self.ticked_at;
-    }
-
-    /// Returns whether due work was postponed by more than 20 ms.
-    pub fn is_late(&self) -> bool {
-        self.is_late
     }
 
     fn run_due_tube(&mut self, key: TubeKey) {
@@ -155,7 +150,7 @@ impl Queue {
             }
             self.work.spend(WORK_PER_MOVE);
             self.detach(job);
-            self.make_ready(job);
+            self.attach(job, Target::Ready);
         }
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);

@@ -134,10 +134,8 @@ pub struct Queue {
     conn_timers: Timers<ConnKey>,
     /// The time of the last tick. What it has left is due then.
     ticked_at: Nanos,
-    /// What is due for connections by this time is done in the tick.
-    conns_until: Nanos,
     /// Due work was postponed by more than 20 ms.
-    is_late: bool,
+    pub is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
     pub bury_after: Option<NonZero<u16>>,
     /// Whether [`outcomes`] are counted.
@@ -222,7 +220,6 @@ impl Queue {
             tube_timers: Timers::default(),
             conn_timers: Timers::default(),
             ticked_at: Nanos::ZERO,
-            conns_until: Nanos::ZERO,
             is_late: false,
             bury_after: None,
             has_metrics: false,
@@ -392,7 +389,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Deletes a job that no other connection has reserved. The caller then calls [`Queue::compact`].
+    /// Deletes a job that no other connection has reserved.
     pub fn delete(&mut self, client: &mut Client, key: JobKey) -> Result<(), NoSpace> {
         self.reserve_delete(self.jobs[key].unique())?;
         self.take(client, key, Some(End::Delete));
@@ -421,7 +418,6 @@ impl Queue {
         job.delay_secs = delay_secs;
         let target = job.target(self.now);
         self.transition(client, key, target, End::Release);
-        self.compact();
         Ok(())
     }
 
@@ -432,7 +428,6 @@ impl Queue {
         self.jobs[key].pri = pri;
         let target = self.next_burial();
         self.transition(client, key, target, End::Bury);
-        self.compact();
         Ok(())
     }
 
@@ -490,9 +485,7 @@ impl Queue {
             }
         }
         self.work.end(rest);
-        result?;
-        self.compact();
-        Ok(())
+        result
     }
 
     /// Makes a buried or delayed job ready.
@@ -504,7 +497,7 @@ impl Queue {
         self.body_cache.unreadable.remove(&self.jobs[key].id);
         self.record_update(key, Target::Ready);
         self.detach(key);
-        self.make_ready(key);
+        self.attach(key, Target::Ready);
         Ok(())
     }
 
@@ -550,16 +543,36 @@ impl Queue {
         self.attach(key, target);
     }
 
-    /// Adds a detached job to those of its new state.
+    /// Adds a detached job to those of its new state. If it becomes ready, it is reserved for the connection that has
+    /// waited longest, if one waits for it.
     fn attach(&mut self, key: JobKey, target: Target) {
+        let job = &mut self.jobs[key];
+        let tube_key = job.tube;
         match target {
-            Target::Ready => self.make_ready(key),
-            Target::Delayed { due } => self.make_delayed(key, due),
+            Target::Ready => {
+                job.state = State::Ready(Links::LOOSE);
+                let urgent = u32::from(job.pri < URGENT_BELOW);
+                self.tubes[tube_key].jobs.urgent += urgent;
+                self.totals.urgent += u64::from(urgent);
+                self.totals.ready += 1;
+                self.add_ready(key, tube_key);
+                self.announce(key, tube_key);
+            }
+            Target::Delayed { due } => {
+                job.due = due;
+                job.state = State::Delayed(Links::LOOSE);
+                self.tubes[tube_key].jobs.delayed.insert(key.number(), &mut self.jobs);
+                self.tube_timers.set_no_later_than(tube_key, due);
+                self.totals.delayed += 1;
+            }
             Target::Buried { at } => {
-                self.make_buried(key, at);
-                self.offer_parked();
+                job.due = at;
+                job.state = State::Buried(Links::LOOSE);
+                self.tubes[tube_key].jobs.buried.push_back(&mut self.jobs, key.number());
+                self.totals.buried += 1;
             }
         }
+        self.offer_parked();
     }
 
     /// Removes a job from those of its state. A connection that holds it has
@@ -593,20 +606,6 @@ impl Queue {
         self.jobs[key].state = State::Detached;
     }
 
-    /// Makes a detached job ready, and reserves it for the connection that has waited longest, if one
-    /// waits for it.
-    fn make_ready(&mut self, key: JobKey) {
-        let job = &mut self.jobs[key];
-        job.state = State::Ready(Links::LOOSE);
-        let (tube_key, urgent) = (job.tube, u32::from(job.pri < URGENT_BELOW));
-        self.tubes[tube_key].jobs.urgent += urgent;
-        self.totals.urgent += u64::from(urgent);
-        self.totals.ready += 1;
-        self.add_ready(key, tube_key);
-        self.announce(key, tube_key);
-        self.offer_parked();
-    }
-
     /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
     pub(super) fn announce(&mut self, key: JobKey, tube_key: TubeKey) {
         let tube = &self.tubes[tube_key];
@@ -631,18 +630,6 @@ impl Queue {
         true
     }
 
-    /// Delays a detached job until `due`.
-    fn make_delayed(&mut self, key: JobKey, due: Nanos) {
-        let job = &mut self.jobs[key];
-        job.due = due;
-        job.state = State::Delayed(Links::LOOSE);
-        let tube_key = job.tube;
-        self.tubes[tube_key].jobs.delayed.insert(key.number(), &mut self.jobs);
-        self.tube_timers.set_no_later_than(tube_key, due);
-        self.totals.delayed += 1;
-        self.offer_parked();
-    }
-
     /// Reserves a job that no connection holds.
     pub fn make_reserved(&mut self, key: JobKey, client: &mut Client) {
         self.assign(key, client.key);
@@ -664,15 +651,5 @@ impl Queue {
         job.due = self.now + Nanos::from_secs(job.ttr_secs);
         tube.jobs.reserved += 1;
         self.totals.reserved += 1;
-    }
-
-    /// Appends a detached job to the buried jobs of its tube.
-    fn make_buried(&mut self, key: JobKey, at: Nanos) {
-        let job = &mut self.jobs[key];
-        job.due = at;
-        job.state = State::Buried(Links::LOOSE);
-        let tube = &mut self.tubes[job.tube];
-        tube.jobs.buried.push_back(&mut self.jobs, key.number());
-        self.totals.buried += 1;
     }
 }

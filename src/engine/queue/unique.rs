@@ -112,11 +112,6 @@ impl Queue {
         hit_of_deleted(kept.id.get(), kept.until, self.now)
     }
 
-    /// Counts a put that inserted no job because of its key.
-    pub fn count_hit(&mut self) {
-        self.unique.hits += 1;
-    }
-
     /// Returns the job of a key that is in force.
     fn hit(&self, key: &KeyOfJob) -> Option<Hit> {
         let job = &self.jobs[key.job];

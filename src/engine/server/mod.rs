@@ -233,7 +233,7 @@ impl<S> Server<S> {
         let s = &mut self.store;
         s.advance(now);
         self.to_visit = self.ready.len();
-        s.queue.work.begin_tick(self.to_visit, s.queue.is_late(), &s.queue.limits);
+        s.queue.work.begin_tick(self.to_visit, s.queue.is_late, &s.queue.limits);
         s.queue.tick_binlog();
         // No time is known for the end of a read.
         if s.settings.body_cache_bytes.is_some() || next_due <= now {
