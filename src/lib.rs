@@ -54,8 +54,8 @@
 //!   position in it.
 //! - Jobs are counted where they enter and leave a structure, and nowhere else.
 //! - After each command no connection waits while a tube that it watches has a job for it.
-//! - A timer goes off at most one tick (66 us) after its moment, or earlier: then nothing is due and
-//!   it is set again. Due work that exceeds its part of an iteration is done in the next ones.
+//! - A timer goes off in the first iteration after its moment, or earlier: then nothing is due and it is set
+//!   again. Due work that exceeds its part of an iteration is done in the next ones.
 //! - The amortized cost of a command does not grow with the number of other tubes, jobs or
 //!   connections, except for commands that list or count them.
 //! - One iteration moves at most a few thousand jobs: kicked, due, flushed, reserved or deleted in a

@@ -80,9 +80,9 @@ pub enum Doing {
     /// The rest of a line that is too long, of which only the tail is kept; `None` for a line for which there
     /// is no memory.
     SkipLine(Option<LineTail>),
-    /// The body of a job.
+    /// The body of a job, of which there is nothing in memory: a large one gets its slot with its first bytes.
     Body(Put),
-    /// The body of a job, which is read straight into its slot.
+    /// A large body of a job, which is read straight into its slot.
     LargeBody(Box<LargePut>),
     /// A body that is dropped: the number of bytes that are still to arrive, and the reply at its end.
     SkipBody(usize, Word),
@@ -203,7 +203,7 @@ impl Doing {
 impl Reserve {
     /// Returns the reply if no job comes before the timeout.
     pub fn timeout_reply(self) -> Reply {
-        match self {
+        match self.kind {
             ReserveKind::Job => Word::TimedOut.into(),
             ReserveKind::Batch(_) => Reply::Number("RESERVED_BATCH ", 0),
         }

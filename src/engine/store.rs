@@ -112,7 +112,7 @@ impl Store {
         self.advance(self.command_at + Nanos::ONE);
     }
 
-    /// Ends a command, or a step of one.
+    /// Ends a command, or a step of one. For the garbage that it made in the binlog, jobs are moved.
     #[inline]
     pub fn end_command(&mut self) {
         self.queue.compact();

@@ -119,7 +119,7 @@ impl Command {
 }
 
 pub fn commands() -> impl Iterator<Item = &'static Command> {
-    COMMANDS.iter().chain(&EXTENSIONS)
+    COMMANDS.iter().chain(EXTENSIONS)
 }
 
 pub fn command_named(word: &str) -> &'static Command {

@@ -125,13 +125,22 @@ impl Command {
     }
 }
 
-/// The most commands that begin with the same letter.
+/// The most commands that begin with the same letter. With more of them, the table below does not compile.
 const MOST_OF_A_LETTER: usize = 8;
 const LETTERS: usize = 26;
 
-/// For each letter the numbers of its commands. First those whose words end in a space, which are no prefix of
-/// another word: so a line is compared with `put ` first. Then the others, the last row first.
-static BY_LETTER: [[Option<usize>; MOST_OF_A_LETTER]; LETTERS] = {
+/// The first eight bytes of the word of a command, and the mask of those that it has: a call to compare bytes would
+/// cost more than the rest of the search.
+#[derive(Clone, Copy)]
+struct Head {
+    number: usize,
+    value: u64,
+    mask: u64,
+}
+
+/// The commands of each letter. First those whose words end in a space, which are no prefix of another word: so a
+/// line is compared with `put ` first. Then the others, the last row first.
+static BY_LETTER: [[Option<Head>; MOST_OF_A_LETTER]; LETTERS] = {
     let mut table = [[None; MOST_OF_A_LETTER]; LETTERS];
     let mut lens = [0; LETTERS];
     let mut step = 0;
@@ -140,31 +149,19 @@ static BY_LETTER: [[Option<usize>; MOST_OF_A_LETTER]; LETTERS] = {
         let number = if is_second_pass { 2 * COMMANDS.len() - 1 - step } else { step };
         let word = COMMANDS[number].word.as_bytes();
         if (word[word.len() - 1] == b' ') != is_second_pass {
+            let (mut value, mut mask, mut at) = (0, 0, 0);
+            while at < word.len() && at < 8 {
+                value |= (word[at] as u64) << (8 * at);
+                mask |= 0xff << (8 * at);
+                at += 1;
+            }
             let letter = (word[0] - b'a') as usize;
-            table[letter][lens[letter]] = Some(number);
+            table[letter][lens[letter]] = Some(Head { number, value, mask });
             lens[letter] += 1;
         }
         step += 1;
     }
     table
-};
-
-/// The first eight bytes of each word, and the mask of those that it has: a call to compare bytes would
-/// cost more than the rest of the search.
-static HEADS: [(u64, u64); COMMANDS.len()] = {
-    let mut heads = [(0, 0); COMMANDS.len()];
-    let mut number = 0;
-    while number < COMMANDS.len() {
-        let word = COMMANDS[number].word.as_bytes();
-        let mut at = 0;
-        while at < word.len() && at < 8 {
-            heads[number].0 |= (word[at] as u64) << (8 * at);
-            heads[number].1 |= 0xff << (8 * at);
-            at += 1;
-        }
-        number += 1;
-    }
-    heads
 };
 
 /// Returns the number of the command at the start of these bytes, which may be a part of a line, or more than one.
@@ -176,12 +173,12 @@ pub fn find(line: &[u8]) -> Option<usize> {
         head
     });
     let head = u64::from_le_bytes(head);
-    let mut numbers = BY_LETTER.get(letter)?.iter().map_while(|number| *number);
-    numbers.find(|&number| {
-        let (value, mask) = HEADS[number];
+    let mut commands = BY_LETTER.get(letter)?.iter().map_while(|head| *head);
+    let is_word = |&Head { number, value, mask }: &Head| {
         head & mask == value
             && (mask != u64::MAX || line.starts_with(COMMANDS[number].word.as_bytes()))
-    })
+    };
+    commands.find(is_word).map(|found| found.number)
 }
 
 /// Returns the maximum length of the line of a command with its CR LF, in bytes.

@@ -11,7 +11,7 @@ use crate::engine::conn::{Conn, Doing, Reserve, ReserveKind, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::waiters::{Search, Wait};
+use crate::engine::queue::waiters::{Search, Wait, WaitSeq};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;

@@ -2,9 +2,10 @@
 //!
 //! A tube may have millions of jobs, and deleting them one by one takes seconds. So a flush has two
 //! parts. The first part takes the same time for any number of jobs. It records the flush in the
-//! binlog, takes the jobs of the tube, and changes an epoch of the tube. A job notes the epochs of its
-//! tube when it is put and when it is buried. If one of them differs from that of the tube, the job is
-//! flushed: no command finds it. The second part frees the flushed jobs, some in each iteration.
+//! binlog, takes the jobs of the tube, and changes the epoch of the tube, or notes until when buried jobs are
+//! deleted. A job notes the epoch of its tube when it is put, and the moment when it is buried. If its epoch is
+//! another one, or it was buried before, it is flushed: no command finds it. The second part frees the flushed jobs,
+//! some in each iteration.
 //!
 //! Flushed jobs that connections had reserved stay in the heaps of these connections until they are
 //! found there: the loop searches the connections one after the other.

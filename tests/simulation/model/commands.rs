@@ -7,11 +7,11 @@ use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
 use std::rc::Rc;
 
 /// The commands of C beanstalkd.
-pub const COMMANDS: [Command; 25] = {
+pub const COMMANDS: &[Command] = {
     use Argument::{
         Anything, Bound, Delay, Held, Id, LastTube, Len, Pause, Pri, Tag, Timeout, Ttr,
     };
-    [
+    &[
         Command::new("put", 200, &[Pri, Delay, Ttr, Len, Tag], Model::begin_put),
         Command::new("use", 40, &[LastTube], Model::use_tube),
         Command::new("watch", 40, &[LastTube], Model::watch),

@@ -8,12 +8,12 @@ use std::rc::Rc;
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
-pub const EXTENSIONS: [Command; 9] = {
+pub const EXTENSIONS: &[Command] = {
     use Argument::{
         After, AfterClient, AnyTube, BatchCount, Delay, Ids, LastTube, Len, PageCount, Pri, State,
         Tag, Ttr, Tube, Wait,
     };
-    [
+    &[
         Command::new("put-in-tube", 40, &[Tube, Pri, Delay, Ttr, Len, Tag], Model::begin_put),
         Command::new("reserve-batch", 50, &[BatchCount, Wait], Model::reserve_batch),
         Command::new("delete-batch", 20, &[Ids], Model::delete_batch),
