@@ -172,7 +172,7 @@ impl EventLoop {
         let EventLoop { poller, server, acceptor, .. } = self;
         poller.wait(timeout, |event| match event.token() {
             Token(index @ ..FIRST_OTHER) => {
-                server.note(ConnKey::from_index(index), readiness(event));
+                server.note(ConnKey::from_index(index), |seen| note_event(seen, event));
             }
             token => {
                 acceptor.on_event(token);
@@ -215,16 +215,14 @@ impl EventLoop {
     }
 }
 
-/// Returns what has changed on a socket.
-fn readiness(event: &Event) -> Readiness {
+/// Notes what has changed on a socket.
+fn note_event(seen: &mut Readiness, event: &Event) {
     let is_half_closed = event.is_read_closed();
-    Readiness {
-        is_readable: event.is_readable() || is_half_closed || event.is_error(),
-        is_writable: event.is_writable() || event.is_write_closed() || event.is_error(),
-        is_half_closed,
-        is_hung_up: event.is_error() || (is_half_closed && event.is_write_closed()),
-        reads_to_the_end: is_half_closed || event.is_priority(),
-    }
+    seen.is_readable |= event.is_readable() || is_half_closed || event.is_error();
+    seen.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
+    seen.is_half_closed |= is_half_closed;
+    seen.is_hung_up |= event.is_error() || (is_half_closed && event.is_write_closed());
+    seen.reads_to_the_end |= is_half_closed || event.is_priority();
 }
 
 /// Fails if another server of the cluster may lead: no reply may be sent then.

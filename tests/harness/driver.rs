@@ -266,14 +266,6 @@ impl Link {
 
 /// A server that is not idle after this many iterations never is.
 const MOST_ITERATIONS: usize = 10_000_000;
-/// Something can be read.
-const READABLE: Readiness = Readiness {
-    is_readable: true,
-    is_writable: false,
-    is_half_closed: false,
-    is_hung_up: false,
-    reads_to_the_end: false,
-};
 
 /// The address of each client.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7)), 51_514);
@@ -336,7 +328,7 @@ impl Driver {
     /// The client sends bytes, unless the connection is closed.
     pub fn receive(&mut self, client: Client, bytes: impl AsRef<[u8]>) {
         self.links[client].wire.borrow_mut().unread.extend(bytes.as_ref());
-        self.note(client, READABLE);
+        self.note(client, |seen| seen.is_readable = true);
     }
 
     pub fn end(&mut self, client: Client, end: End) {
@@ -345,13 +337,16 @@ impl Driver {
         }
         self.links[client].wire.borrow_mut().end.get_or_insert(end);
         let is_half_closed = end == End::HalfClose;
-        self.note(client, Readiness { is_half_closed, reads_to_the_end: true, ..READABLE });
+        self.note(client, |seen| {
+            seen.is_half_closed |= is_half_closed;
+            (seen.is_readable, seen.reads_to_the_end) = (true, true);
+        });
     }
 
     /// From now on the client reads this many bytes. `None`: all.
     pub fn set_room(&mut self, client: Client, room: Option<usize>) {
         self.links[client].wire.borrow_mut().room = room;
-        self.note(client, Readiness { is_writable: true, ..Readiness::default() });
+        self.note(client, |seen| seen.is_writable = true);
     }
 
     pub fn room(&self, client: Client) -> Option<usize> {
@@ -417,9 +412,9 @@ impl Driver {
         String::from_utf8_lossy(&self.take(client)).into_owned()
     }
 
-    fn note(&mut self, client: Client, readiness: Readiness) {
+    fn note(&mut self, client: Client, change: impl FnOnce(&mut Readiness)) {
         if let Some(key) = self.key(client) {
-            self.server.note(key, readiness);
+            self.server.note(key, change);
         }
     }
 
@@ -633,7 +628,7 @@ impl Driver {
     /// Sends what may be sent without another command, once to each client: for a server that has stopped.
     pub fn flush_last(&mut self) -> Flushed {
         for key in self.by_key.keys() {
-            self.server.note(*key, Readiness::default());
+            self.server.note(*key, |_| {});
         }
         self.flush_with(|server| server.flush_ready(|| true))
     }

@@ -22,7 +22,7 @@ pub struct Link<S> {
     pub is_stalled: bool,
 }
 
-/// What has changed on a stream.
+/// What is known of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Readiness {
     /// Reading may return bytes.
@@ -53,15 +53,6 @@ impl<S> Link<S> {
             delayed_sends: 0,
             is_stalled: false,
         }
-    }
-
-    /// Remembers what has changed.
-    pub fn note(&mut self, readiness: Readiness) {
-        self.seen.is_readable |= readiness.is_readable;
-        self.seen.is_writable |= readiness.is_writable;
-        self.seen.is_half_closed |= readiness.is_half_closed;
-        self.seen.is_hung_up |= readiness.is_hung_up;
-        self.seen.reads_to_the_end |= readiness.reads_to_the_end;
     }
 
     /// Closes the connection, which has jobs and watches to give back.

@@ -170,10 +170,10 @@ impl<S> Server<S> {
     }
 
     /// Notes what has changed on the stream of a connection, which is visited in the next iteration.
-    pub fn note(&mut self, key: ConnKey, readiness: Readiness) {
+    pub fn note(&mut self, key: ConnKey, change: impl FnOnce(&mut Readiness)) {
         let Server { links, ready, .. } = self;
         if let Some(link) = link_of(links, key) {
-            link.note(readiness);
+            change(&mut link.seen);
             enqueue(link, ready);
         }
     }
