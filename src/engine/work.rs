@@ -25,8 +25,6 @@ pub struct Work {
     due: usize,
     /// The units of each visit.
     share: usize,
-    /// The units that visits used in the last iteration.
-    used: usize,
 }
 
 /// What waits while a part of the work is done.
@@ -43,20 +41,23 @@ impl Work {
     /// Returns the work before the first iteration, which has no bound.
     pub fn new(limits: &Limits) -> Work {
         let Limits { least_share_work: share, most_due_work: due, .. } = *limits;
-        Work { left: UNBOUNDED, outside: 0, due, share, used: 0 }
+        Work { left: UNBOUNDED, outside: 0, due, share }
     }
 
     // ---- An iteration ----
 
-    /// Begins an iteration in which `ready` connections are to be visited. `is_late` if due work was postponed.
+    /// Begins the tick of an iteration in which `ready` connections are to be visited. `is_late` if due work was
+    /// postponed.
     ///
-    /// Each part of the tick gets half of the units that visits used in the previous iteration, or as many when
-    /// it is late. So it gets few when iterations are short. It gets most when no client is ready.
+    /// Each part of the tick gets half of the units that the previous iteration used, or as many when it is late. So
+    /// it gets few when iterations are short. It gets most when no client is ready.
     pub fn begin_tick(&mut self, ready: usize, is_late: bool, limits: &Limits) {
+        let used = usize::try_from(fractions(limits.iteration_work) - self.left);
+        let used = used.unwrap_or(0) / FRACTIONS;
         let wanted = match is_late {
             _ if ready == 0 => limits.most_due_work,
-            true => self.used.max(limits.least_late_due_work),
-            false => (self.used / 2).max(limits.least_due_work),
+            true => used.max(limits.least_late_due_work),
+            false => (used / 2).max(limits.least_due_work),
         };
         self.due = wanted.min(limits.most_due_work);
         (self.left, self.outside) = (UNBOUNDED, 0);
@@ -68,13 +69,6 @@ impl Work {
         let shared = if syncs { limits.shared_work_before_sync } else { limits.shared_work };
         self.share = (shared / connections.max(1)).max(limits.least_share_work);
         (self.left, self.outside) = (fractions(limits.iteration_work), 0);
-    }
-
-    /// Begins to close connections.
-    pub fn begin_closing(&mut self, limits: &Limits) {
-        let used = usize::try_from(fractions(limits.iteration_work) - self.left);
-        self.used = used.unwrap_or(0) / FRACTIONS;
-        (self.left, self.outside) = (fractions(limits.closing_work), 0);
     }
 
     // ---- Parts ----
@@ -198,7 +192,6 @@ mod tests {
         ] {
             work.begin_visits(1, false, &limits);
             work.spend(used);
-            work.begin_closing(&limits);
             work.begin_tick(ready, is_late, &limits);
             assert_eq!(work.due, due, "{used} units were used");
         }

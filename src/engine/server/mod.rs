@@ -233,7 +233,6 @@ impl<S> Server<S> {
         let s = &mut self.store;
         s.advance(now);
         self.to_visit = self.ready.len();
-        s.queue.work.begin_tick(self.to_visit, s.queue.is_late, &s.queue.limits);
         s.queue.tick_binlog();
         // No time is known for the end of a read.
         if s.settings.body_cache_bytes.is_some() || next_due <= now {
@@ -252,6 +251,8 @@ impl<S> Server<S> {
     }
 
     fn tick(&mut self) {
+        let queue = &mut self.store.queue;
+        queue.work.begin_tick(self.to_visit, queue.is_late, &queue.limits);
         self.tick_reads();
         self.store.queue.tick();
         self.run_due_conns();

@@ -13,18 +13,15 @@ impl<S: Read + Write> Server<S> {
     /// Sends the replies of this iteration, while `may_send` returns true, then closes connections. A
     /// close may give jobs to waiting workers, whose replies wait for the next commit.
     pub fn flush(&mut self, may_send: impl Fn() -> bool) {
-        let queue = &mut self.store.queue;
-        queue.work.begin_closing(&queue.limits);
-        let is_crowded = self.store.is_crowded();
         let (mut sent, left_before) = (0, self.leaving.len());
         for at in 0..self.store.dirty.len() {
             // The process may have been stopped since the last reply.
             if may_send() {
-                self.flush_one(self.store.dirty[at], is_crowded, &mut sent);
+                self.flush_one(self.store.dirty[at], &mut sent);
             }
         }
         self.store.dirty.clear();
-        if !self.store.is_crowded() {
+        if !self.stalled.is_empty() && !self.store.is_crowded() {
             self.wake_stalled();
         }
         if self.store.is_congested() {
@@ -32,21 +29,24 @@ impl<S: Read + Write> Server<S> {
         }
         let closed = self.leaving.len() - left_before;
         if closed > 0 {
+            let queue = &mut self.store.queue;
+            let rest = queue.work.give(queue.limits.closing_work);
             // Those that were closed now come first.
             self.leaving.rotate_left(left_before);
             self.leave(closed);
             self.deliver();
+            self.store.queue.work.end(rest);
         }
     }
 
     /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
     /// connection if there is more to do.
-    fn flush_one(&mut self, key: ConnKey, is_crowded: bool, sent: &mut usize) {
+    fn flush_one(&mut self, key: ConnKey, sent: &mut usize) {
         let Server { links, store: s, ready, leaving, stalled, is_stopping, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         let is_overdue = link.conn.begin_flush(s);
         let is_short = link.conn.output.len() < s.queue.limits.gathered_bytes;
-        let gathers = is_short && !*is_stopping && link.conn.has_backlog && link.conn.can_run(s);
+        let gathers = link.conn.has_backlog && is_short && !*is_stopping && link.conn.can_run(s);
         let delays = gathers && link.delayed_sends < s.queue.limits.delayed_sends;
         // Short replies wait for long ones to others only if there are many.
         let most = s.queue.limits.sent_per_iteration_bytes * if is_short { 2 } else { 1 };
@@ -62,7 +62,7 @@ impl<S: Read + Write> Server<S> {
                 return leaving.push_back(key);
             }
         }
-        let may_stall = is_crowded && link.conn.output.sendable_len() > 0 && !link.is_stalled;
+        let may_stall = link.conn.output.sendable_len() > 0 && !link.is_stalled && s.is_crowded();
         if may_stall && headroom::leave(Headroom::Quarter, || stalled.try_reserve(1)).is_ok() {
             link.is_stalled = true;
             stalled.push(key);
