@@ -176,7 +176,7 @@ impl Activity {
 
 impl Doing {
     /// Returns whether the connection reads a command or runs one in steps. It waits for nothing.
-    fn is_runnable(&self) -> bool {
+    pub fn is_runnable(&self) -> bool {
         match self {
             Doing::Line
             | Doing::SkipLine(_)
@@ -264,7 +264,8 @@ impl Conn {
 
     /// Returns whether commands of the connection can run.
     pub fn can_run(&self, s: &Store) -> bool {
-        self.doing.is_runnable() && self.output.len() < s.output_limit()
+        let may_add = self.output.is_empty() || self.output.len() < s.output_limit();
+        may_add && self.doing.is_runnable()
     }
 
     /// Returns whether the connection should be read from.
@@ -275,7 +276,7 @@ impl Conn {
     /// Returns whether the connection can be closed: it has no more input, no command and no
     /// output.
     pub fn is_finished(&self) -> bool {
-        let has_ended = self.doing.is_runnable() && self.input_ended && !self.has_backlog;
+        let has_ended = self.input_ended && !self.has_backlog && self.doing.is_runnable();
         (has_ended || matches!(self.doing, Doing::Closing)) && self.output.is_empty()
     }
 

@@ -89,13 +89,14 @@ impl<S: Read + Write> Link<S> {
         most: usize,
         clock: &dyn Fn() -> Nanos,
     ) -> io::Result<()> {
-        if !self.conn.sends_large_bodies {
-            return self.read_input(s, &mut scratch[..most], clock);
+        let is_large = self.conn.sends_large_bodies;
+        if is_large && self.read_body(s, scratch, clock)? {
+            return Ok(());
         }
-        if !self.read_body(s, scratch, clock)? {
-            // Only the beginning of a large body passes through the scratch buffer.
-            let most = s.queue.limits.head_read_bytes.min(most);
-            self.read_input(s, &mut scratch[..most], clock)?;
+        // Only the beginning of a large body passes through the scratch buffer.
+        let most = if is_large { s.queue.limits.head_read_bytes.min(most) } else { most };
+        self.read_input(s, &mut scratch[..most], clock)?;
+        if is_large {
             self.read_body(s, scratch, clock)?;
         }
         Ok(())

@@ -515,12 +515,7 @@ impl<S: Read + Write> Server<S> {
         if link.seen.is_readable && link.conn.can_read(s) {
             read = link.read(s, scratch, *read_len, clock);
         }
-        let reports = matches!(link.conn.doing, Doing::Report(_));
-        let goes_on =
-            reports || link.conn.has_backlog || matches!(link.conn.doing, Doing::Bodies(_));
-        if reports {
-            self.report(key);
-        }
+        let goes_on = link.conn.has_backlog || !link.conn.doing.is_runnable();
         self.deliver();
         match read {
             Ok(()) if goes_on => self.go_on(key),
@@ -541,6 +536,7 @@ impl<S: Read + Write> Server<S> {
             }
             may_run
         };
+        self.report(key);
         while let Some(Link { conn, seen, .. }) = link_of(&mut self.links, key) {
             if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
                 give_up_waiting(conn, &mut self.store);
