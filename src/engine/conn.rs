@@ -357,13 +357,18 @@ impl Conn {
         let may_run = |c: &Conn, s: &Store| {
             s.queue.work.is_left() && c.can_run(s) && s.queue.woken.is_empty()
         };
-        while self.has_step(rest) && may_run(self, s) {
+        self.has_backlog = loop {
+            if !self.has_step(rest) {
+                break false;
+            }
+            if !may_run(self, s) {
+                break true;
+            }
             s.begin_command();
-            let Some(answer) = self.step(s, &mut rest) else { break };
+            let Some(answer) = self.step(s, &mut rest) else { break false };
             self.answer(s, answer);
             s.end_command();
-        }
-        self.has_backlog = self.has_step(rest) && !may_run(self, s);
+        };
         input.len() - rest.len()
     }
 
