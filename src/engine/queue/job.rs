@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<Option<Job>>() == 72, "a slot for a job has 72 b
 /// The state of a job, with its links or its index among the jobs of that state.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
-    /// Among no others: between two states.
+    /// Among no others: it is new, or about to be removed.
     Detached,
     /// Among the ready jobs of its tube.
     Ready(Links),

@@ -575,8 +575,8 @@ impl Queue {
         self.offer_parked();
     }
 
-    /// Removes a job from those of its state. A connection that holds it has
-    /// given it up: see [`Queue::take`].
+    /// Removes a job from those of its state, which the caller replaces. A connection that holds it has given it
+    /// up: see [`Queue::take`].
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
@@ -603,7 +603,6 @@ impl Queue {
                 self.totals.buried -= 1;
             }
         }
-        self.jobs[key].state = State::Detached;
     }
 
     /// Gives a job that has become the best one of its tube to a connection that waits, if there is one.
