@@ -127,7 +127,10 @@ impl Reply {
                 Line::new().number(*second).word(" ").number(*first).word(word).bytes(),
                 pool,
             ),
-            Reply::InsertedBefore(hit) => output.push(hit_line(*hit).bytes(), pool),
+            Reply::InsertedBefore(hit) => output.push(
+                Line::new().word(state_of(*hit)).number(hit.id).word("INSERTED ").bytes(),
+                pool,
+            ),
             Reply::Using(tube) => {
                 output.push(b"USING ", pool)?;
                 output.push(tubes[*tube].name.as_bytes(), pool)?;
@@ -161,15 +164,14 @@ pub fn write_job(
     output.push_body(body, pool, bodies)
 }
 
-fn hit_line(hit: Hit) -> Line {
-    let state = match hit.state {
+fn state_of(hit: Hit) -> &'static str {
+    match hit.state {
         JobState::Ready => " READY",
         JobState::Reserved => " RESERVED",
         JobState::Delayed => " DELAYED",
         JobState::Buried => " BURIED",
         JobState::Deleted => " DELETED",
-    };
-    Line::new().word(state).number(hit.id).word("INSERTED ")
+    }
 }
 
 /// The maximum length of a [`Line`] in bytes. `DELETED_BATCH`, two numbers of 20 digits, two spaces
@@ -186,18 +188,20 @@ struct Line {
 impl Line {
     /// Returns a line with its CR LF only.
     fn new() -> Line {
-        Line { bytes: [0; MAX_LINE_LEN], start: MAX_LINE_LEN }.word("\r\n")
+        let mut line = Line { bytes: [0; MAX_LINE_LEN], start: MAX_LINE_LEN };
+        line.word("\r\n");
+        line
     }
 
     #[inline]
-    fn word(mut self, word: &str) -> Line {
+    fn word(&mut self, word: &str) -> &mut Line {
         let end = self.start;
         self.start -= word.len();
         self.bytes[self.start..end].copy_from_slice(word.as_bytes());
         self
     }
 
-    fn number(mut self, number: u64) -> Line {
+    fn number(&mut self, number: u64) -> &mut Line {
         self.start = text::write_decimal(number, &mut self.bytes, self.start);
         self
     }
