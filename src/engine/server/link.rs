@@ -71,6 +71,8 @@ impl<S> Link<S> {
     }
 
     /// Returns whether there is more to do in the next iteration.
+    // Each flush asks: the call would cost as much as the answer.
+    #[inline]
     pub fn has_more(&self, s: &Store) -> bool {
         let c = &self.conn;
         (self.seen.is_writable && c.output.sendable_len() > 0)
