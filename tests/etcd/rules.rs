@@ -767,6 +767,23 @@ fn rule_11_a_reader_goes_on_while_old_revisions_go() {
 }
 
 #[test]
+fn rule_11_a_reader_ends_next_to_a_server_whose_files_live_for_moments() {
+    let mut cluster = single();
+    let reader = cluster.reader(1);
+    cluster.servers.push(Some(reader));
+    let mut files = None;
+    for _ in 0..200 {
+        cluster.put_into_next_file(0, b"record");
+        // The oldest file stays, the others go soon.
+        cluster.remove(0, 1);
+        cluster.step(5);
+        files = files.or_else(|| cluster.server(1).dumped());
+    }
+    let files = files.expect("it has an end").expect("nothing is damaged");
+    assert!(cluster.were(&files), "the files have never been these: {files:?}");
+}
+
+#[test]
 fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
     let mut cluster = Cluster::new(1, TTL_SECS);
     let lease = lead_as_another_program(&cluster, "an import");

@@ -428,6 +428,12 @@ impl Cluster {
         self.terms.len() - 1
     }
 
+    /// Returns whether these are the files after some of the changes of the last leader.
+    pub fn were(&self, files: &Files) -> bool {
+        let term = self.last_term();
+        (0..=term.changes.len()).any(|count| term.after(count) == *files)
+    }
+
     /// Forgets the history: etcd was restored to an older state.
     pub fn forget(&mut self) {
         self.terms.last_mut().expect("a first term").is_forgotten = true;

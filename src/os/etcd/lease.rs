@@ -330,7 +330,7 @@ impl Member {
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {
                 let old = GetOptions::new().with_revision(noted);
-                if nodes.page(self.keys.leader(), old).await.is_ok() && newest > noted {
+                if nodes.page(&[(self.keys.leader(), old)]).await.is_ok() && newest > noted {
                     warn!(
                         "etcd keeps old revisions for more than {} s, until its quota is reached; \
                          start it with --auto-compaction-mode=periodic \

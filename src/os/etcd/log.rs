@@ -43,6 +43,9 @@ pub struct Log {
     lowest: ChunkNumber,
 }
 
+/// Chunks that were read.
+type Chunks = BTreeMap<ChunkNumber, KeyValue>;
+
 /// A page has about this many bytes, so that it comes in time.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 const LONGEST_PAGE_LEN: i64 = 512;
@@ -72,13 +75,12 @@ impl Log {
     pub async fn take_over(&mut self) -> Result<(), Failure> {
         self.read(true).await?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
-        let (lowest, newest) = (self.member.keys.chunk(0), self.member.keys.chunk(newest));
-        let chunks = self.chunks(ChunkNumber::MAX).with_keys_only();
-        let first = self.page(lowest, chunks.clone().with_limit(1)).await?.pop();
-        let last = self.page(newest, chunks).await?.pop();
-        let number = |pair: Option<KeyValue>| {
-            let number = |pair: &KeyValue| self.member.keys.parse_chunk(pair.key());
-            pair.map_or(Ok(0), |pair| number(&pair).ok_or_else(|| unknown_key(&pair)))
+        let (key, all) = self.chunks(newest, ChunkNumber::MAX);
+        let (lowest, _) = self.chunks(0, 0);
+        let first = self.page(vec![(lowest, all.clone().with_limit(1))]).await?;
+        let last = self.page(vec![(key, all.with_keys_only())]).await?;
+        let number = |pages: Vec<Vec<KeyValue>>| {
+            pages.last().and_then(|pairs| pairs.last()).map_or(Ok(0), |pair| self.number_of(pair))
         };
         (self.lowest, self.last_chunk) = (number(first)?, number(last)?);
         Ok(())
@@ -88,124 +90,151 @@ impl Log {
     pub async fn read_unled(&mut self) -> Result<(), Failure> {
         let member = &mut self.member;
         ask_each(member.nodes.count(), async || member.check().await).await?;
-        self.read(true).await
-    }
-
-    /// Reads the closed files, or also the newest one, as they are at one moment: until none goes between the
-    /// first one that is read and the last one. A record that was moved out of a file is in another one then.
-    /// Closed files that were read before and are still the same are not read again.
-    pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
-        loop {
-            self.files = self.listed().await?;
-            let files = &self.files;
-            self.cache.retain(|number, (file, _)| {
-                files.get(number) == Some(file) && file.end != ChunkNumber::MAX
-            });
-            let missing = self.read_listed(with_newest).await?;
-            let left = self.listed().await?;
-            let Some((number, key)) = missing else {
-                if self.files.keys().all(|number| left.contains_key(number)) {
-                    return Ok(());
-                }
-                continue;
-            };
-            // Another server may have removed the file, or begun the next one.
-            if left.get(&number) == self.files.get(&number) {
-                return Err(Failure::lasting(self.member.keys.missing(&key)));
-            }
+        match self.read(true).await {
+            // Another server may have cut a file that was read before. It cuts each file once.
+            Err(failure) if failure.kind == Kind::Lasting => self.read(true).await,
+            done => done,
         }
     }
 
-    async fn listed(&mut self) -> Result<BTreeMap<FileNumber, File>, Failure> {
-        let mut files = BTreeMap::new();
+    /// Reads the closed files, or all files as they are at one moment, that of the last page. Closed files that
+    /// were read before and are still the same are not read again.
+    ///
+    /// Another server may write meanwhile. Chunks do not change, and their numbers ascend. So those of a file that
+    /// is there at the end were there when their page was read, and what was read of other files is dropped.
+    /// This has an end, because a page has many chunks, and a server writes them one by one.
+    pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
+        self.files.clear();
+        let files = self.page(vec![self.all_files()]).await?.pop();
+        self.note_files(&files.unwrap_or_default())?;
+        let newest = self.files.values().next_back().map_or(0, |file| file.first);
+        let end = if with_newest { ChunkNumber::MAX } else { newest };
+        self.cache.retain(|_, (file, _)| file.end != ChunkNumber::MAX);
+        self.forget_others();
+        let mut chunks = self.read_chunks(end).await?;
+        self.forget_others();
+        for (number, file) in self.files.clone() {
+            if file.first < end && !self.cache.contains_key(&number) {
+                let later = chunks.split_off(&file.end);
+                let bytes = self.bytes_of(number, file, &chunks);
+                let bytes =
+                    bytes.map_err(|key| Failure::lasting(self.member.keys.missing(&key)))?;
+                self.cache.insert(number, (file, Arc::new(bytes)));
+                chunks = later;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets files that are not there any more, or are others.
+    fn forget_others(&mut self) {
+        self.cache.retain(|number, (file, _)| self.files.get(number) == Some(file));
+    }
+
+    /// Notes the files that are there now. A file ends where the next one began, also if that is removed since.
+    fn note_files(&mut self, pairs: &[KeyValue]) -> Result<(), Failure> {
+        let before = std::mem::take(&mut self.files);
         let mut end = ChunkNumber::MAX;
-        let all = GetOptions::new().with_prefix();
-        for pair in self.page(self.member.keys.files(), all).await?.iter().rev() {
+        for pair in pairs.iter().rev() {
             let found = self.member.keys.parse_file(pair.key()).zip(File::decode(pair.value()));
             let (number, file) = found.ok_or_else(|| unknown_key(pair))?;
-            files.insert(number, File { end, ..file });
+            let known = before.get(&number).filter(|known| known.nonce == file.nonce);
+            let end_before = known.map_or(ChunkNumber::MAX, |known| known.end);
+            self.files.insert(number, File { end: end.min(end_before), ..file });
             end = file.first;
         }
-        Ok(files)
+        Ok(())
     }
 
-    /// Reads the files that were listed. Returns a file and the key that is missing for it.
-    async fn read_listed(
-        &mut self,
-        with_newest: bool,
-    ) -> Result<Option<(FileNumber, String)>, Failure> {
-        for (number, file) in self.files.clone() {
-            let is_wanted = with_newest || file.end != ChunkNumber::MAX;
-            if !is_wanted || self.cache.contains_key(&number) {
-                continue;
+    /// Reads the chunks of all files before this one, but for those in the cache. Each page also has the files that
+    /// are there at its moment.
+    async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks, Failure> {
+        let (mut chunks, mut next, mut limit) = (Chunks::new(), 0, 64);
+        loop {
+            let mut files = self.files.iter();
+            let file = files.find(|(number, it)| it.end > next && !self.cache.contains_key(number));
+            next = file.map_or(end, |(_, file)| file.first.max(next));
+            if next >= end {
+                return Ok(chunks);
             }
-            match self.read_file(number, file).await? {
-                Ok(bytes) => drop(self.cache.insert(number, (file, Arc::new(bytes)))),
-                Err(key) => return Ok(Some((number, key))),
+            let (key, rest) = self.chunks(next, end);
+            let reads = vec![(key, rest.with_limit(limit)), self.all_files()];
+            let [pairs, files] = <[_; 2]>::try_from(self.page(reads).await?).unwrap_or_default();
+            self.note_files(&files)?;
+            let is_last = i64::try_from(pairs.len()).is_ok_and(|len| len < limit);
+            let len: usize = pairs.iter().map(|pair| pair.value().len()).sum();
+            for pair in pairs {
+                next = self.number_of(&pair)? + 1;
+                chunks.insert(next - 1, pair);
             }
+            if is_last {
+                return Ok(chunks);
+            }
+            limit = if len > PAGE_BYTES { limit / 2 } else { limit * 2 };
+            limit = limit.clamp(1, LONGEST_PAGE_LEN);
         }
-        Ok(None)
     }
 
     /// Returns the bytes of a file, or the key that is missing: of a chunk, or of the file that begins here.
-    async fn read_file(
-        &mut self,
+    fn bytes_of(
+        &self,
         number: FileNumber,
-        File { first, size, mut end, .. }: File,
-    ) -> Result<Result<Vec<u8>, String>, Failure> {
-        let (mut bytes, mut next, mut limit) = (Vec::new(), first, 64);
+        File { first, size, end, .. }: File,
+        chunks: &Chunks,
+    ) -> Result<Vec<u8>, String> {
+        let keys = &self.member.keys;
+        let chunk = |at| chunks.get(&at).and_then(|pair| Chunk::decode(pair.value()));
+        let (mut bytes, mut next) = (Vec::new(), first);
         while next < end {
-            let chunks = self.chunks(end).with_limit(limit);
-            let pairs = self.page(self.member.keys.chunk(next), chunks).await?;
-            let before = bytes.len();
-            for (index, pair) in pairs.iter().enumerate() {
-                let key = self.member.keys.chunk(next);
-                if pair.value().is_empty() && pair.key() == key.as_bytes() {
-                    let after = pairs.get(index + 1).and_then(|it| Chunk::decode(it.value()));
-                    // The same file continues after it: an operator has emptied the chunk.
-                    if after.is_some_and(|it| it.file == number) {
-                        return Ok(Err(key));
+            match chunk(next) {
+                Some(Chunk { file, offset, bytes: more })
+                    if file == number && offset <= bytes.len() as u64 =>
+                {
+                    // A leader may continue a file that it has cut.
+                    bytes.truncate(usize::try_from(offset).unwrap_or(usize::MAX));
+                    bytes.extend_from_slice(more);
+                }
+                Some(Chunk { file, offset: 0, .. }) if file != number => {
+                    return Err(keys.file(file));
+                }
+                Some(_) => return Err(keys.chunk(next)),
+                None => {
+                    // Here the next file began, which was removed, unless the same file continues: then an
+                    // operator has emptied the chunk. The newest file has no end.
+                    let is_empty = chunks.get(&next).is_some_and(|pair| pair.value().is_empty());
+                    let continues = chunk(next + 1).is_some_and(|chunk| chunk.file == number);
+                    let is_end = chunks.range(next..).next().is_none() && end == ChunkNumber::MAX;
+                    if next > first && (is_empty && !continues || is_end) {
+                        break;
                     }
-                    // Here the next file began, which was removed.
-                    end = next;
-                    break;
+                    return Err(keys.chunk(next));
                 }
-                let number_found = self.member.keys.parse_chunk(pair.key());
-                let chunk = number_found.zip(Chunk::decode(pair.value()));
-                let (found, chunk) = chunk.ok_or_else(|| unknown_key(pair))?;
-                let offset = usize::try_from(chunk.offset).unwrap_or(usize::MAX);
-                if found == next && chunk.file != number && offset == 0 {
-                    return Ok(Err(self.member.keys.file(chunk.file)));
-                }
-                if found != next || chunk.file != number || offset > bytes.len() {
-                    return Ok(Err(key));
-                }
-                // A leader may continue a file that it has cut.
-                bytes.truncate(offset);
-                bytes.extend_from_slice(chunk.bytes);
-                next += 1;
             }
-            if i64::try_from(pairs.len()).is_ok_and(|len| len < limit) {
-                break;
-            }
-            limit = if bytes.len() - before > PAGE_BYTES { limit / 2 } else { limit * 2 };
-            limit = limit.clamp(1, LONGEST_PAGE_LEN);
-        }
-        // The newest file has no end, but at least one chunk.
-        if next != end && (end != ChunkNumber::MAX || next == first) {
-            return Ok(Err(self.member.keys.chunk(next)));
+            next += 1;
         }
         bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-        Ok(Ok(bytes))
+        Ok(bytes)
     }
 
-    /// Returns the options to read chunks before this one.
-    fn chunks(&self, end: ChunkNumber) -> GetOptions {
-        GetOptions::new().with_range(self.member.keys.chunk(end))
+    fn number_of(&self, pair: &KeyValue) -> Result<ChunkNumber, Failure> {
+        self.member.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
+    }
+
+    fn all_files(&self) -> (String, GetOptions) {
+        (self.member.keys.files(), GetOptions::new().with_prefix())
+    }
+
+    /// Returns how to read the chunks from one to another one.
+    fn chunks(&self, first: ChunkNumber, end: ChunkNumber) -> (String, GetOptions) {
+        let keys = &self.member.keys;
+        (keys.chunk(first), GetOptions::new().with_range(keys.chunk(end)))
     }
 
     /// Reads keys: a leader asks as long as it leads, and others ask some times.
-    async fn page(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
+    async fn page(
+        &mut self,
+        reads: Vec<(String, GetOptions)>,
+    ) -> Result<Vec<Vec<KeyValue>>, Failure> {
         let shared = Arc::clone(&self.member.shared);
         let leads = || shared.state().leader > 0 && shared.standing().is_ok();
         let nodes = &mut self.member.nodes;
@@ -214,7 +243,7 @@ impl Log {
             left = left.saturating_sub(1);
             left > 0 || leads()
         };
-        ask_again(async || nodes.page(key.clone(), options.clone()).await, may_go_on).await
+        ask_again(async || nodes.page(&reads).await, may_go_on).await
     }
 
     // ---- Changing ----
@@ -364,8 +393,12 @@ impl Log {
         let (mut next, mut copy) = (first, first);
         let most = self.chunk_max + Chunk::HEAD_LEN;
         loop {
-            let chunks = self.chunks(end).with_limit(MOST_COPIED);
-            let pairs = self.page(self.member.keys.chunk(next), chunks).await?;
+            let (key, rest) = self.chunks(next, end);
+            let pairs = self
+                .page(vec![(key, rest.with_limit(MOST_COPIED))])
+                .await?
+                .pop()
+                .unwrap_or_default();
             next += pairs.len() as u64;
             let (mut puts, mut len) = (Vec::new(), 0);
             for part in pairs.iter().flat_map(|pair| pair.value().chunks(most)) {

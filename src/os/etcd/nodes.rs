@@ -115,32 +115,32 @@ impl Nodes {
 
     /// Reads a key. Also returns the newest revision.
     pub async fn get(&mut self, key: String) -> Result<(Option<KeyValue>, i64), Failure> {
-        let (mut pairs, revision) = self.read(self.timeout, key, GetOptions::new()).await?;
-        Ok((pairs.pop(), revision))
+        let (mut found, revision) = self.read(self.timeout, &[(key, GetOptions::new())]).await?;
+        Ok((found.pop().and_then(|mut pairs| pairs.pop()), revision))
     }
 
-    /// Reads a page of the log, for which there is more time than for other requests. A node that hangs does
-    /// not even find its first key, and is left sooner.
+    /// Reads pages of one moment, for which there is more time than for other requests. A node that hangs does
+    /// not even find the first key, and is left sooner.
     pub async fn page(
         &mut self,
-        key: String,
-        options: GetOptions,
-    ) -> Result<Vec<KeyValue>, Failure> {
-        let first = options.clone().with_limit(1).with_keys_only();
-        self.read(self.timeout, key.clone(), first).await?;
-        Ok(self.read(self.timeout.max(PAGE_TIMEOUT), key, options).await?.0)
+        reads: &[(String, GetOptions)],
+    ) -> Result<Vec<Vec<KeyValue>>, Failure> {
+        let (key, options) = reads[0].clone();
+        self.read(self.timeout, &[(key, options.with_limit(1).with_keys_only())]).await?;
+        Ok(self.read(self.timeout.max(PAGE_TIMEOUT), reads).await?.0)
     }
 
+    /// Makes reads of one moment. Also returns the newest revision.
     async fn read(
         &mut self,
         most: Duration,
-        key: String,
-        options: GetOptions,
-    ) -> Result<(Vec<KeyValue>, i64), Failure> {
-        let txn = Txn::new().and_then([TxnOp::get(key, Some(options))]);
+        reads: &[(String, GetOptions)],
+    ) -> Result<(Vec<Vec<KeyValue>>, i64), Failure> {
+        let reads = reads.iter().cloned().map(|(key, options)| TxnOp::get(key, Some(options)));
+        let txn = Txn::new().and_then(reads.collect::<Vec<_>>());
         let answer = self.ask_within(most, |node| node.txn(txn)).await?;
-        let (revision, mut found) = outcome(&answer);
-        Ok((found.next().unwrap_or_default(), revision))
+        let (revision, found) = outcome(&answer);
+        Ok((found.collect(), revision))
     }
 
     /// Sends a request, for which there is the time of a short one.
