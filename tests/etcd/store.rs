@@ -176,6 +176,12 @@ impl Store {
         self.keys.get_mut(key.as_bytes()).expect("the key is there").value = value.into();
     }
 
+    /// Puts the value of a key under another one, as an operator does.
+    pub fn copy(&mut self, from: &str, to: &str) {
+        let value = self.get(from).expect("the key is there").value.clone();
+        self.put(self.revision + 1, to.as_bytes(), &value, 0);
+    }
+
     /// Deletes a key, as an operator does.
     pub fn remove(&mut self, key: &str) {
         self.delete(self.revision + 1, key.as_bytes());

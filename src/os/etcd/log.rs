@@ -18,7 +18,7 @@
 
 use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
-use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, WHOLE, format_value};
+use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value};
 use super::lease::{LEASE_ENDED, Member, name_of};
 use super::nodes::{ask_again, ask_each};
 use crate::engine::binlog::disk::FileNumber;
@@ -188,10 +188,8 @@ impl Log {
         while next < end {
             match chunk(next) {
                 Some(Chunk { file, offset, bytes: more })
-                    if file == number && offset <= bytes.len() as u64 =>
+                    if (file, offset) == (number, bytes.len() as u64) =>
                 {
-                    // A leader may continue a file that it has cut.
-                    bytes.truncate(usize::try_from(offset).unwrap_or(usize::MAX));
                     bytes.extend_from_slice(more);
                 }
                 Some(Chunk { file, offset: 0, .. }) if file != number => {
@@ -326,9 +324,10 @@ impl Log {
         let before = exists(self.member.keys.chunk(self.last_chunk));
         let when = vec![modified(key.clone(), 0), before];
         let mut puts = vec![TxnOp::put(key.clone(), value, None)];
+        // A leader appends only to files that it has begun.
         let known = self.files.get(&number).copied().filter(|_| offset > 0);
-        let file = known.map_or(File::new(chunk), |known| File { size: WHOLE, ..known });
-        if known != Some(file) {
+        let file = known.unwrap_or_else(|| File::new(chunk));
+        if known.is_none() {
             puts.push(TxnOp::put(self.member.keys.file(number), file.encode(), None));
         }
         if !self.is_made(when, puts).await? {
