@@ -604,6 +604,23 @@ fn a_leader_ends_when_etcd_is_restored_to_an_older_state() {
     }
 }
 
+#[test]
+fn a_leader_that_is_idle_ends_when_others_have_changed_keys_since_etcd_was_restored() {
+    let mut cluster = single();
+    let mut older = cluster.world().store.clone();
+    cluster.store(0, b"lost by the restore");
+    cluster.run(2_000);
+    for _ in 0..100 {
+        older.remove("/other");
+    }
+    cluster.has_early_ends = true;
+    cluster.world().restore(older);
+    let took_ms = cluster.run_until_end(0);
+    assert!(took_ms <= 1_100, "{took_ms} ms");
+    cluster.forget();
+    restart(&mut cluster);
+}
+
 // ---- Defects that are known ----
 
 #[test]

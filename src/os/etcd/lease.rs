@@ -5,7 +5,7 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Failure, Kind, modified, outcome};
-use super::keys::{Chunk, IMPORTING, Keys, format_value, parse_format};
+use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::text::is_unprintable;
@@ -278,17 +278,21 @@ impl Member {
 
     /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
     /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
-    /// it cannot read the key without them. Returns the newest revision.
+    /// it cannot read the key without them. The last chunk is there until a later one is, unless etcd was
+    /// restored. Returns the newest revision.
     async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, Failure> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
-        let State { leader, revision, .. } = *self.shared.state();
+        let State { leader, revision, last_chunk, .. } = *self.shared.state();
         self.nodes.ask(|node| node.keep_alive(lease.id())).await?;
-        let (pair, newest) = self.nodes.get(self.keys.leader()).await?;
-        if pair.is_none_or(|pair| pair.mod_revision() != leader) {
+        let end = self.keys.chunk(ChunkNumber::MAX);
+        let one = GetOptions::new().with_range(end).with_limit(1).with_keys_only();
+        let reads = [(self.keys.leader(), GetOptions::new()), (self.keys.chunk(last_chunk), one)];
+        let (found, newest) = self.nodes.read(self.nodes.timeout, &reads).await?;
+        if found[0].first().is_none_or(|pair| pair.mod_revision() != leader) {
             return Err(Failure::lost(LEASE_ENDED));
         }
-        if newest < revision {
+        if newest < revision || found[1].is_empty() {
             return Err(Failure::lost("etcd was restored to an older state"));
         }
         self.shared.state().deadline = sent_at + safe_time(lease);

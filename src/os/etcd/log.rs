@@ -346,7 +346,10 @@ impl Log {
             };
             len = own.bytes.len();
         }
-        self.member.shared.state().stored_bytes += len as u64;
+        let mut state = self.member.shared.state();
+        state.stored_bytes += len as u64;
+        state.last_chunk = chunk;
+        drop(state);
         self.last_chunk = chunk;
         if known.is_none()
             && let Some(mut before) = self.files.last_entry()

@@ -131,7 +131,7 @@ impl Nodes {
     }
 
     /// Makes reads of one moment. Also returns the newest revision.
-    async fn read(
+    pub async fn read(
         &mut self,
         most: Duration,
         reads: &[(String, GetOptions)],

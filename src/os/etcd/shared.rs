@@ -1,6 +1,7 @@
 //! The state that the thread of etcd and the event loop share. No one waits for the other.
 
 use super::api::Failure;
+use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
 use crate::os::membership::Standing;
@@ -34,6 +35,8 @@ pub struct State {
     pub leader: i64,
     /// The revision of the last change of the log.
     pub revision: i64,
+    /// The number of the last chunk that this server has stored.
+    pub last_chunk: ChunkNumber,
     /// How many times changes were stored that were handed over.
     pub stored_batches: u64,
     /// etcd has no space for more.
