@@ -621,6 +621,34 @@ fn a_leader_that_is_idle_ends_when_others_have_changed_keys_since_etcd_was_resto
     restart(&mut cluster);
 }
 
+#[test]
+fn a_leader_writes_nothing_for_the_next_one_that_has_its_revision_since_etcd_was_restored() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.lead();
+    cluster.kill(0);
+    cluster.run(6_000);
+    let older = cluster.world().store.clone();
+    let revision = |cluster: &Cluster| cluster.world().store.get(LEADER).expect("one").mod_revision;
+    restart(&mut cluster);
+    let first = revision(&cluster);
+    cluster.has_early_ends = true;
+    // It does not notice that its lease has ended, and writes late.
+    cluster.world().restore(older);
+    cluster.script(0, Kind::KeepAlive, [Fault::late(900, 1)]);
+    cluster.script(0, Kind::Write, [Fault::late(LATE_MS, 1)]);
+    cluster.put(0, b"of the first");
+    cluster.servers.push(None);
+    cluster.start(1);
+    cluster.run_until(|cluster| cluster.leader() == Some(1));
+    assert_eq!(revision(&cluster), first);
+    cluster.run(1_000);
+    cluster.store(1, b"of the next");
+    cluster.kill(1);
+    cluster.start(1);
+    cluster.run_until(|cluster| cluster.leader() == Some(1));
+    assert_eq!(cluster.found()[&1], b"v7of the next");
+}
+
 // ---- Defects that are known ----
 
 #[test]

@@ -67,9 +67,9 @@ impl Store {
             Some(key) if key == LEADER.as_bytes() => Kind::Claim,
             Some(key) => {
                 let is_fence = |compare: &PbCompare| {
-                    let revision = compare.target_union.as_ref();
-                    let leads = revision
-                        .is_some_and(|at| matches!(at, PbTargetUnion::ModRevision(at) if *at != 0));
+                    let lease = compare.target_union.as_ref();
+                    let leads =
+                        lease.is_some_and(|it| matches!(it, PbTargetUnion::Lease(it) if *it != 0));
                     compare.key == LEADER.as_bytes() && leads
                 };
                 let key = key.escape_ascii();
@@ -100,6 +100,7 @@ impl Store {
                     pair.map_or(0, |pair| pair.mod_revision) == at
                 }
                 Some(PbTargetUnion::CreateRevision(0)) => pair.is_some(),
+                Some(PbTargetUnion::Lease(lease)) => pair.is_some_and(|pair| pair.lease == lease),
                 _ => panic!("no server compares {compare:?}"),
             }
         });

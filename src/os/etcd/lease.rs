@@ -105,7 +105,7 @@ impl Member {
             let claimed = self.claim(&lease, deadline, &found).await;
             if let Ok(Some(revision)) = claimed {
                 let mut state = self.shared.state();
-                (state.deadline, state.leader, state.revision) = (deadline, revision, revision);
+                (state.deadline, state.has_won, state.revision) = (deadline, true, revision);
                 return Ok(lease);
             }
             // It would end by itself.
@@ -283,13 +283,13 @@ impl Member {
     async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, Failure> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
-        let State { leader, revision, last_chunk, .. } = *self.shared.state();
+        let State { revision, last_chunk, .. } = *self.shared.state();
         self.nodes.ask(|node| node.keep_alive(lease.id())).await?;
         let end = self.keys.chunk(ChunkNumber::MAX);
         let one = GetOptions::new().with_range(end).with_limit(1).with_keys_only();
         let reads = [(self.keys.leader(), GetOptions::new()), (self.keys.chunk(last_chunk), one)];
         let (found, newest) = self.nodes.read(self.nodes.timeout, &reads).await?;
-        if found[0].first().is_none_or(|pair| pair.mod_revision() != leader) {
+        if found[0].first().is_none_or(|pair| pair.lease() != lease.id()) {
             return Err(Failure::lost(LEASE_ENDED));
         }
         if newest < revision || found[1].is_empty() {

@@ -22,7 +22,7 @@ use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value};
 use super::lease::{LEASE_ENDED, Member, name_of};
 use super::nodes::{ask_again, ask_each};
 use crate::engine::binlog::disk::FileNumber;
-use etcd_client::{Compare, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
 use log::warn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -234,7 +234,7 @@ impl Log {
         reads: Vec<(String, GetOptions)>,
     ) -> Result<Vec<Vec<KeyValue>>, Failure> {
         let shared = Arc::clone(&self.member.shared);
-        let leads = || shared.state().leader > 0 && shared.standing().is_ok();
+        let leads = || shared.state().has_won && shared.standing().is_ok();
         let nodes = &mut self.member.nodes;
         let mut left = 2 * nodes.count();
         let may_go_on = |_: &Failure| {
@@ -438,8 +438,9 @@ impl Log {
 
     /// Makes a transaction if this server leads and the conditions hold. Returns whether they do.
     async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<TxnOp>) -> Result<bool, Failure> {
-        let (key, leader) = (self.member.keys.leader(), self.member.shared.state().leader);
-        when.push(modified(key.clone(), leader));
+        // After a restore of etcd another leader may have the same revision, but no other one has this lease.
+        let (key, lease) = (self.member.keys.leader(), self.member.shared.state().lease);
+        when.push(Compare::lease(key.clone(), CompareOp::Equal, lease));
         let begun_at = self.member.shared.now();
         let answer =
             self.member.nodes.ask(|node| node.txn(Txn::new().when(when).and_then(then))).await;
@@ -460,7 +461,7 @@ impl Log {
             return Ok(true);
         }
         match self.member.nodes.get(key).await?.0 {
-            Some(pair) if pair.mod_revision() == leader => Ok(false),
+            Some(pair) if pair.lease() == lease => Ok(false),
             Some(pair) => Err(Failure::lost(format!("{} leads", name_of(&pair)))),
             None => Err(Failure::lost(LEASE_ENDED)),
         }

@@ -31,8 +31,8 @@ pub struct State {
     pub lease: i64,
     /// No reply may leave after this moment of the clock.
     pub deadline: Nanos,
-    /// The revision in which this server has created the key of the leader, or 0.
-    pub leader: i64,
+    /// This server has created the key of the leader, with its lease.
+    pub has_won: bool,
     /// The revision of the last change of the log.
     pub revision: i64,
     /// The number of the last chunk that this server has stored.

@@ -195,7 +195,7 @@ impl Log {
         let mut pause = GARBAGE_PAUSE;
         loop {
             let _ = timeout(pause, shared.won.notified()).await;
-            let has_won = shared.state().leader > 0;
+            let has_won = shared.state().has_won;
             // A failure is that of the next request too, or passes.
             pause = match shared.standing() {
                 Ok(Standing::Leader) if self.delete_garbage().await.unwrap_or(true) => {
