@@ -504,6 +504,20 @@ fn rule_10_puts_are_refused_before_the_next_look_finds_that_etcd_is_full() {
 }
 
 #[test]
+fn rule_10_what_is_set_aside_counts_before_the_next_look() {
+    let mut cluster = single();
+    cluster.store(0, &[b'x'; 250_000]);
+    cluster.put_into_next_file(0, b"next");
+    cluster.settle();
+    cluster.world().sizes = [[QUOTA / 2, QUOTA / 8 * 7 - 200_000]; 3];
+    cluster.run(2_100);
+    assert!(!cluster.server(0).refuses_puts());
+    cluster.set_oldest_aside(0);
+    cluster.settle();
+    assert!(cluster.server(0).refuses_puts());
+}
+
+#[test]
 fn rule_10_puts_are_refused_before_etcd_is_full() {
     let mut cluster = pair();
     for node in 0..3 {

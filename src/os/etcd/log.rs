@@ -402,6 +402,8 @@ impl Log {
                 .pop()
                 .unwrap_or_default();
             next += pairs.len() as u64;
+            let copied = pairs.iter().map(|pair| pair.value().len() as u64).sum();
+            self.member.shared.note_copied(copied);
             let (mut puts, mut len) = (Vec::new(), 0);
             for part in pairs.iter().flat_map(|pair| pair.value().chunks(most)) {
                 if len + part.len() > most && !puts.is_empty() {

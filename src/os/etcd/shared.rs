@@ -114,6 +114,13 @@ impl Shared {
         });
     }
 
+    /// Notes that this many bytes are copied in etcd, which takes space as all changes do.
+    pub fn note_copied(&self, len: u64) {
+        let mut state = self.state();
+        state.written_len += len;
+        state.stored_len += len;
+    }
+
     /// Sets what wakes the event loop, and wakes it: the state may have changed before.
     pub fn set_waker(&self, waker: Waker) {
         self.change(|state| state.waker = Some(waker));
