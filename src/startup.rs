@@ -9,7 +9,8 @@
 //! may listen there, and the binlog must be locked. The lock is taken with the rights of the new user.
 //!
 //! With a binlog in etcd the sockets for clients are bound when this server leads: a client must not
-//! connect to one that stands by.
+//! connect to one that stands by. They are bound at the start too, and closed at once: a port that another
+//! program has is found before a failover needs it.
 
 use crate::engine::binlog::Syncing;
 use crate::engine::binlog::disk::Disk;
@@ -89,6 +90,7 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     let open_early = |at| listen::open_early(at, user);
     let early = if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
         check_sockets(etcd, options, !inherited.is_empty())?;
+        open_early(&options.listen)?;
         Some(Vec::new())
     } else if inherited.is_empty() {
         open_early(&options.listen)?

@@ -22,7 +22,7 @@ import traceback
 from workspace import PATIENCE_S, wait_until
 from beanstalk import Closed, Connection, encode
 from chaos import run_chaos, run_each_once
-from cluster import NOT_LEADING, REFUSED, USAGE, Cluster, answers, run, start_haproxy
+from cluster import NOT_LEADING, NO_SOCKET, REFUSED, USAGE, Cluster, answers, run, start_haproxy
 from etcd import Etcd, EtcdError, encode as base64_of
 from faults import FAULTS
 from history import Violation
@@ -257,6 +257,18 @@ def etcd_is_late_and_has_the_default_port(cluster):
         second.wait_until_active()
         expect_notice("STATUS=", " job")
     etcd.nodes[0].process.kill()
+
+
+@case()
+def a_port_that_is_taken(cluster):
+    """A server that would stand by finds it at its start, not at a failover."""
+    active, standby = cluster.start(2)
+    standby.terminate()
+    with socket.create_server(standby.address):
+        log = standby.start().expect_exit(NO_SOCKET)
+        assert "in use" in log, log
+    standby.start().wait_until_standby()
+    expect_standby(active, standby)
 
 
 @case()

@@ -20,7 +20,7 @@ from etcd import Etcd
 from proxies import Proxies
 
 # The exit statuses of the contract.
-USAGE, REFUSED, NOT_LEADING = 5, 10, 75
+USAGE, REFUSED, NOT_LEADING, NO_SOCKET = 5, 10, 75, 111
 # What operators use.
 HAPROXY_CFG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "dist", "cluster", "haproxy.cfg")
 
