@@ -55,8 +55,9 @@ pub struct EventLoop {
 /// The time between two looks for changes that etcd has not acknowledged.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(200);
 
-/// A server that stops waits for acknowledgements at most this long.
-const STOP_TIMEOUT: Nanos = Nanos::from_secs(10);
+/// A server that stops waits for acknowledgements at most this long. The end of its lease may take 1 s more, and
+/// 10 s in all are promised.
+const STOP_TIMEOUT: Nanos = Nanos::from_secs(9);
 /// And at most this long for clients to take their last replies.
 const LAST_REPLIES_TIMEOUT: Nanos = Nanos::from_millis(100);
 /// A server that stops looks at least this often whether it is done.
