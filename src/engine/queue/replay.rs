@@ -209,7 +209,7 @@ impl Replay<'_> {
         };
         if damages > 0 {
             error!(
-                "the binlog is damaged in {damages} places: {} jobs lost, {} kept",
+                "the binlog is damaged in {damages} places: at least {} jobs lost, {} kept",
                 lost.len(),
                 recovered.jobs
             );
