@@ -277,7 +277,9 @@ impl Connection {
         let is_old = world.old_node == Some(self.node) && kind != Kind::Connect;
         if world.cut.contains(&(self.server, self.node)) || is_old && kind != Kind::KeepAlive {
             fault = Fault::lost_request();
-        } else if let Some(failure) = world.refusals.get(&self.node) {
+        } else if let Some(failure) = world.refusals.get(&self.node)
+            && !matches!(kind, Kind::Connect | Kind::Status)
+        {
             fault = Fault::refused(failure.clone());
         } else if world.is_stranger(self.node) != self.is_of_stranger {
             fault = Fault::refused(Failure::of_code(None, "broken pipe".to_owned()));

@@ -118,8 +118,6 @@ impl Member {
 
     /// Fails if etcd is too old, or the keys of the prefix are not those that this server needs.
     pub async fn check(&mut self) -> Result<Found, Failure> {
-        let status = self.nodes.ask(|node| node.status()).await?;
-        let version = status.version();
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
         let two = GetOptions::new().with_prefix().with_limit(2);
@@ -129,6 +127,9 @@ impl Member {
         let (all, files) = (some(keys.all(), &names), some(keys.files(), &names));
         let reads = [one(keys.format()), one(keys.leader()), all, files, some(keys.chunks(), &two)];
         let answer = self.nodes.ask(|node| node.txn(Txn::new().and_then(reads))).await?;
+        // etcd answers this without a user too, so it comes after what a node may refuse.
+        let status = self.nodes.ask(|node| node.status()).await?;
+        let version = status.version();
         let (revision, mut found) = outcome(&answer);
         let mut next = || found.next().unwrap_or_default();
         let (format, leader, all, files, chunks) =
