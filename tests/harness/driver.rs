@@ -140,6 +140,8 @@ pub struct Driver {
     pub recovered: Recovered,
     links: Vec<Link>,
     by_key: BTreeMap<ConnKey, Client>,
+    /// The numbers of the commands that put a job.
+    puts: [usize; 2],
     is_iteration_open: bool,
     /// How many iterations have begun.
     pub iterations: usize,
@@ -303,6 +305,7 @@ impl Driver {
             recovered,
             links: Vec::new(),
             by_key: BTreeMap::new(),
+            puts: ["put", "put-in-tube"].map(Command::number_of),
             is_iteration_open: false,
             iterations: 0,
             measurements: Measurements::default(),
@@ -509,7 +512,7 @@ impl Driver {
             let link = &mut self.links[client];
             let known = link.unsent().len();
             if c.output.len() > known {
-                link.made.extend_from_slice(&c.output.unsent(bodies)[known..]);
+                link.made.extend(c.output.unsent(known, bodies));
             }
         }
     }
@@ -659,7 +662,6 @@ impl Driver {
 
     pub fn facts(&self) -> Facts {
         let (line, queue) = (self.server.summary(), &self.server.store().queue);
-        let puts = ["put", "put-in-tube"].map(Command::number_of);
         Facts {
             ready: line.ready,
             reserved: line.reserved,
@@ -668,7 +670,7 @@ impl Driver {
             tubes: queue.tubes.len() as u64,
             connections: line.connections as u64,
             closing: self.server.leaving_count() as u64,
-            puts_begun: puts.iter().map(|put| self.server.store().commands[*put]).sum(),
+            puts_begun: self.puts.iter().map(|put| self.server.store().commands[*put]).sum(),
         }
     }
 

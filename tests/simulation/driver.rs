@@ -31,6 +31,7 @@ mod held;
 mod restart;
 
 pub use follow::Orders;
+use follow::difference;
 use held::HeldReplies;
 
 /// Describes a difference between what came and what was expected.
@@ -97,6 +98,8 @@ struct Syncs {
 struct Socket {
     client: Client,
     held: HeldReplies,
+    /// So many unsent bytes are known to be those of the model.
+    compared: usize,
     is_half_closed: bool,
     /// The number of its commands that were run in this iteration.
     commands: usize,
@@ -244,7 +247,7 @@ impl Simulation {
                 }
             }
             Event::EndIteration => self.end_iteration()?,
-            Event::Advance(span) => self.advance(*span)?,
+            Event::Advance(span) => return self.advance(*span),
             Event::AdvanceUntilDue => {
                 self.run_until_idle()?;
                 let due = self.driver.next_due().map(Nanos::as_nanos);
@@ -536,6 +539,8 @@ impl Simulation {
         let progress = self.disk.progress();
         for (client, bytes) in &flushed.sent {
             let number = self.numbers[client];
+            // Nothing takes it later.
+            self.driver.take(*client);
             let socket = self.socket(number);
             let allowed = socket.held.allowed(progress);
             if bytes.len() > allowed {
@@ -545,7 +550,11 @@ impl Simulation {
             if !bytes.is_empty() {
                 socket.held.sent(bytes.len());
             }
+            socket.compared = socket.compared.saturating_sub(bytes.len());
             let known = self.model.clients.get_mut(&number).expect("the model has each client");
+            if !known.output.starts_with(bytes) {
+                return Err(difference(number, &known.output, bytes));
+            }
             known.output.drain(..bytes.len());
             if let Some(all) = &mut self.sent {
                 all.push((number, bytes.clone()));

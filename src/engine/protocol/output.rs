@@ -248,12 +248,15 @@ impl Output {
         pending[0].next_slices(pending[0].sendable_len(), MAX_WRITE_LEN, slices, bodies)
     }
 
-    /// Returns all bytes that were not sent, also those that are held back, for tests.
-    pub fn unsent(&self, bodies: &Bodies) -> Vec<u8> {
+    /// Returns the bytes that were not sent, also those that are held back, without the first `known` ones,
+    /// for tests.
+    pub fn unsent(&self, known: usize, bodies: &Bodies) -> Vec<u8> {
         let Some(pending) = &self.0 else { return Vec::new() };
         let mut slices = vec![IoSlice::new(&[]); 2 * pending[0].parts.len() + 1];
         let filled = pending[0].next_slices(pending[0].len(), usize::MAX, &mut slices, bodies);
-        slices[..filled].iter().map(|slice| &**slice).collect::<Vec<_>>().concat()
+        let mut unsent = &mut slices[..filled];
+        IoSlice::advance_slices(&mut unsent, known);
+        unsent.iter().map(|slice| &**slice).collect::<Vec<_>>().concat()
     }
 
     /// Returns the large bodies that were not sent completely.

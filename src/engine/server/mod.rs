@@ -489,7 +489,7 @@ impl<S: Read + Write> Server<S> {
         self.ready.retain(|&queued| queued != key);
         self.visit(key, &|| now);
         let output = self.with(key, |c, s| {
-            let bytes = c.output.unsent(&s.queue.bodies);
+            let bytes = c.output.unsent(0, &s.queue.bodies);
             c.sent(s, bytes.len());
             bytes
         });
