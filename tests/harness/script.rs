@@ -167,6 +167,7 @@ impl Script {
         while let Some(flag) = options.next() {
             let value = options.next().unwrap_or_default();
             match flag {
+                "-s" => settings.binlog_file_size = value.parse().expect("a size is a number"),
                 "-z" => settings.max_job_size = value.parse().expect("a size is a number"),
                 "--bury-after" => settings.bury_after = value.parse().ok(),
                 _ => panic!("{}: the core cannot be given {flag}", self.path.display()),

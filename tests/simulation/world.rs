@@ -3,7 +3,7 @@
 
 use super::driver::Simulation;
 use super::event::{Crash, Event, Setup};
-use crate::harness::driver::{Nanos, Options, Settings};
+use crate::harness::driver::{Nanos, Settings};
 use crate::harness::script::Script;
 use crate::harness::world::{Client, Restart, World};
 use std::collections::BTreeMap;
@@ -23,13 +23,15 @@ pub struct JudgedWorld {
 const MOST_EVENTS: usize = 1_000_000;
 
 impl JudgedWorld {
-    /// A server with the options of the script, and always with a binlog.
+    /// A server with the options of the script, and always with a binlog. Its files are small, because the disk is in
+    /// memory.
     pub fn new(script: &Script, setup: Setup, room: Option<usize>) -> JudgedWorld {
-        let settings = script.settings(Settings::DEFAULT);
+        let settings = Settings { binlog_file_size: 1 << 20, ..Settings::DEFAULT };
+        let settings = script.settings(settings);
         let setup = Setup {
             max_job_size: settings.max_job_size,
             bury_after: settings.bury_after.map(|limit| limit.get().into()),
-            file_size: Some(Options::DEFAULT.settings.binlog_file_size.into()),
+            file_size: Some(settings.binlog_file_size.into()),
             ..setup
         };
         let simulation = Simulation::new(setup).expect("the disk is empty");
