@@ -121,9 +121,12 @@ class Checker:
         self.history = history
         self.successions = history.successions()
         self.restarts = Windows([(time, time) for time in self.successions.values()])
+        intervals = collections.defaultdict(list)
         with history.lock:
-            self.reserves = {tube: Windows([(operation.sent, self.latest(operation)) for operation in operations])
-                             for tube, operations in history.reserves.items()}
+            for operation, tubes in history.reserves.items():
+                for tube in tubes:
+                    intervals[tube].append((operation.sent, self.latest(operation)))
+        self.reserves = {tube: Windows(of_tube) for tube, of_tube in intervals.items()}
 
     def latest(self, operation):
         """Returns the latest time at which an operation can have had its effect.

@@ -104,7 +104,7 @@ class History:
         self.newest_job = 1
         # The number of jobs in the queue, roughly: unknown outcomes are not counted.
         self.backlog = 0
-        # Reserves without a reply, by tube.
+        # Reserves without a reply, and the tubes of each.
         self.reserves = {}
         # Connections that clients have closed, and that the server may not have closed yet.
         self.closed = []
@@ -190,13 +190,11 @@ class History:
 
     def begin_reserve(self, tubes, operation):
         with self.lock:
-            for tube in tubes:
-                self.reserves.setdefault(tube, []).append(operation)
+            self.reserves[operation] = tubes
 
-    def end_reserve(self, tubes, operation):
+    def end_reserve(self, operation):
         with self.lock:
-            for tube in tubes:
-                self.reserves[tube].remove(operation)
+            del self.reserves[operation]
 
     def retire(self, job):
         """Drops the operations on a job that is deleted for certain."""

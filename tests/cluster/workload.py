@@ -181,7 +181,7 @@ class Session:
         self.history.begin_reserve(self.watched, operation)
 
         def take(words, body):
-            self.history.end_reserve(self.watched, operation)
+            self.history.end_reserve(operation)
             self.end(operation, words[0], "RESERVED", "TIMED_OUT", "DEADLINE_SOON")
             if words[0] == "RESERVED":
                 job = int(words[1])
