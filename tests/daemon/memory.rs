@@ -5,9 +5,9 @@ use crate::harness::process::{Daemon, path_text};
 use crate::harness::request::put;
 use crate::harness::wait_until;
 use crate::{PUT, serve};
-use socket2::Socket;
+use socket2::{SockRef, Socket};
 use std::io::{ErrorKind, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use tempfile::TempDir;
 
 #[test]
@@ -95,7 +95,17 @@ fn memory_is_returned_to_the_system_after_a_backlog() {
 }
 
 fn start_with_max_memory() -> (Daemon, SocketAddr) {
-    Daemon::on_loopback(&["--max-memory", "16777216"])
+    start_with_small_buffers(&["--max-memory", "16777216"])
+}
+
+/// Starts a server for whose clients the kernel keeps little that they do not read. Otherwise it would keep
+/// megabytes for each, and the server nothing.
+fn start_with_small_buffers(arguments: &[&str]) -> (Daemon, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Connections inherit it.
+    SockRef::from(&listener).set_send_buffer_size(64 * 1024).unwrap();
+    let address = listener.local_addr().unwrap();
+    (Daemon::with_inherited(arguments, listener), address)
 }
 
 /// Asserts that the process takes at most the limit, a quarter more, and 32 MiB, when it has run all
@@ -130,14 +140,16 @@ fn unread_replies_count_as_memory() {
     let mut first = Client::connect(address);
     let body = vec![b'x'; 4_000];
     assert_eq!(first.put(&body), 1);
-    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::connect(address)).collect();
-    for client in &mut clients {
+    let mut reader = Client::connect(address);
+    let others = (1..CLIENTS).map(|_| Client::connect_with_window(address, 4096));
+    let mut others: Vec<Client> = others.collect();
+    for client in others.iter_mut().chain([&mut reader]) {
         client.send("peek 1\r\n".repeat(PEEKS));
     }
     assert_is_within_memory(&daemon, &mut first);
     // A client that reads receives all replies.
     for _ in 0..PEEKS {
-        let reply = clients[0].reply();
+        let reply = reader.reply();
         assert!(reply.line == "FOUND 1 4000" && reply.body == body, "{}", reply.line);
     }
 }
@@ -203,7 +215,7 @@ impl Cold {
         let directory = tempfile::tempdir().unwrap();
         let flags = ["-z", "10000000", "--body-cache", "0", "--max-memory", "67108864", "-b"];
         let flags = [&flags[..], &[path_text(directory.path())]].concat();
-        let (daemon, address) = Daemon::on_loopback(&flags);
+        let (daemon, address) = start_with_small_buffers(&flags);
         Cold { daemon, address, first: Client::connect(address), _directory: directory }
     }
 

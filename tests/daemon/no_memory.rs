@@ -103,9 +103,15 @@ fn jobs_with_groups_fill_the_memory_and_can_all_be_reserved() {
         let jobs = fill(&mut producer, put);
         wait_for_delays(&mut producer, jobs);
         let mut worker = Client::connect(address);
-        for _ in 0..jobs {
-            let id = worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").unwrap();
-            worker.expect(format!("delete {id}\r\n"), "DELETED");
+        // One at a time while the memory is full, then many.
+        let mut left = jobs;
+        while left > 0 {
+            let count = if left + 100 > jobs { 1 } else { left.min(100) };
+            worker.send("reserve-with-timeout 0\r\n".repeat(count as usize));
+            let ids = (0..count).map(|_| worker.reply().number("RESERVED").unwrap());
+            let ids: Vec<u64> = ids.collect();
+            worker.delete_all(&ids);
+            left -= count;
         }
     }
 }
