@@ -723,7 +723,7 @@ fn export_holds_only_a_few_large_bodies() {
     let server = Server::ours(&["-z", "4M"]);
     let mut client = server.client();
     let body = "x".repeat(4 << 20);
-    for _ in 0..50 {
+    for _ in 0..30 {
         client.put(&body);
     }
     let limited = format!(
@@ -732,7 +732,7 @@ fn export_holds_only_a_few_large_bodies() {
         server.place
     );
     let done = done(process::run_command(command("bash", ["-c", &limited])));
-    assert_eq!((done.out.as_str(), done.err.as_str()), ("50\n", "exported 50\n"));
+    assert_eq!((done.out.as_str(), done.err.as_str()), ("30\n", "exported 30\n"));
 }
 
 #[test]

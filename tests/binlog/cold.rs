@@ -65,7 +65,9 @@ impl Instance {
 /// Returns a body that only the job `id` has.
 fn body(id: u64, len: usize) -> String {
     let text = format!("body {id} ");
-    text.chars().cycle().take(len.max(text.len())).collect()
+    let mut body = text.repeat(len.max(text.len()).div_ceil(text.len()));
+    body.truncate(len.max(text.len()));
+    body
 }
 
 fn reserved(id: u64, len: usize) -> String {
