@@ -466,7 +466,8 @@ impl Simulation {
     /// Notes which commits the background sync covers, and checks that no record stays without a sync for
     /// longer than `-f` allows. Until a sync has ended, no other one can begin.
     fn note_syncs(&mut self) -> Result<(), Failure> {
-        let (now, has_unsynced) = (self.now(), self.disk.has_unsynced_records());
+        let (now, span) = (self.now(), self.setup.sync_within);
+        let has_unsynced = span.is_some() && self.disk.has_unsynced_records();
         let (begun, is_syncing) = (self.disk.counts().background_syncs.0, self.disk.is_syncing());
         let syncs = &mut self.syncs;
         if begun > syncs.begun {
@@ -484,7 +485,6 @@ impl Simulation {
             syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
         }
         syncs.unsynced_since = has_unsynced.then(|| syncs.unsynced_since.unwrap_or(now));
-        let span = self.setup.sync_within;
         let is_late = |since: u64| span.is_some_and(|span| since + span < now);
         // The deletes of flushed jobs, which the record of the flush has deleted, make no sync due.
         let is_exempt = is_syncing || self.had_disk_faults || self.model.last_flush_at > 0;

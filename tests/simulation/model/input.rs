@@ -74,6 +74,10 @@ impl Client {
     pub(super) fn next_item(&self) -> Option<(Item, usize)> {
         match &self.expects {
             Expects::Line => {
+                // Most inputs are parts of lines, and this search is much faster.
+                if !self.input.contains(&b'\n') {
+                    return None;
+                }
                 let len = self.input.windows(2).position(|pair| pair == CR_LF)?;
                 let line = self.input[..len].to_vec();
                 let used = len + CR_LF.len();
