@@ -340,8 +340,6 @@ fn batches_of_40_clients_share_the_iterations() {
     const MOST: u64 = MOST_OF_BATCHES + CLIENTS as u64;
     for pause in [0, 5] {
         let mut server = Server::new();
-        // A client waits until all others had their turn.
-        server.most_waits = CLIENTS;
         let producer = server.fill("a", 0, CLIENTS * 1000);
         server.driver.ask(producer, format!("pause-tube a {pause}\r\n"));
         let clients: [Client; CLIENTS] = server.driver.clients();

@@ -21,6 +21,7 @@
 //! | file | owns |
 //! |---|---|
 //! | [`link`] | a connection with its stream: reads and writes |
+//! | [`visits`] | which connection is visited next |
 //! | [`sending`] | the end of an iteration: replies are sent, connections closed |
 //! | [`reading`] | replies whose bodies come from the disk |
 //! | [`report`] | replies that show other connections |
@@ -31,6 +32,7 @@ mod link;
 mod reading;
 mod report;
 mod sending;
+mod visits;
 
 pub use link::Readiness;
 
@@ -54,6 +56,7 @@ use log::{debug, warn};
 use std::collections::{TryReserveError, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use visits::Visits;
 
 /// The queue and the connections of one server.
 pub struct Server<S> {
@@ -61,9 +64,7 @@ pub struct Server<S> {
     links: Links<S>,
     /// What connections share. Its owner sets what is known outside: whether the server drains, the wall clock.
     pub store: Store,
-    /// Connections to visit, in this order, of which those of this iteration come first.
-    ready: VecDeque<ConnKey>,
-    to_visit: usize,
+    visits: Visits,
     /// Connections whose commands may have to wait until memory for replies is not short.
     stalled: Vec<ConnKey>,
     /// The bytes of the last read, of whatever connection. Longer than a read, because the system maps
@@ -105,8 +106,7 @@ impl<S> Server<S> {
         Server {
             links: Links::default(),
             store: Store::new(settings, limits, process, now),
-            ready: VecDeque::new(),
-            to_visit: 0,
+            visits: Visits::default(),
             stalled: Vec::new(),
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
@@ -129,7 +129,7 @@ impl<S> Server<S> {
             // Each client is named once in each list, and those that were just closed may still be.
             let clients =
                 self.store.connections + self.store.queue.limits.accepts_per_iteration + 1;
-            self.ready.try_reserve(clients)?;
+            self.visits.try_reserve(clients)?;
             self.store.dirty.try_reserve(clients)?;
             self.store.held.try_reserve(clients)?;
             if self.store.settings.body_cache_bytes.is_some() {
@@ -171,10 +171,9 @@ impl<S> Server<S> {
 
     /// Notes what has changed on the stream of a connection, which is visited in the next iteration.
     pub fn note(&mut self, key: ConnKey, change: impl FnOnce(&mut Readiness)) {
-        let Server { links, ready, .. } = self;
-        if let Some(link) = link_of(links, key) {
+        if let Some(link) = link_of(&mut self.links, key) {
             change(&mut link.seen);
-            enqueue(link, ready);
+            self.visits.add(link);
         }
     }
 
@@ -232,7 +231,7 @@ impl<S> Server<S> {
     pub fn begin(&mut self, now: Nanos, next_due: Nanos) {
         let s = &mut self.store;
         s.advance(now);
-        self.to_visit = self.ready.len();
+        self.visits.begin();
         s.queue.tick_binlog();
         // No time is known for the end of a read.
         if s.settings.body_cache_bytes.is_some() || next_due <= now {
@@ -240,10 +239,11 @@ impl<S> Server<S> {
         }
         let s = &mut self.store;
         let syncs = s.queue.syncs_each_iteration();
-        s.queue.work.begin_visits(self.to_visit, syncs, &s.queue.limits);
+        let to_visit = self.visits.len();
+        s.queue.work.begin_visits(to_visit, syncs, &s.queue.limits);
         self.read_len = if s.is_crowded() {
             s.queue.limits.crowded_read_bytes
-        } else if self.to_visit <= s.queue.limits.long_reads_per_iteration {
+        } else if to_visit <= s.queue.limits.long_reads_per_iteration {
             s.queue.limits.read_bytes
         } else {
             s.queue.limits.short_read_bytes
@@ -252,7 +252,7 @@ impl<S> Server<S> {
 
     fn tick(&mut self) {
         let queue = &mut self.store.queue;
-        queue.work.begin_tick(self.to_visit, queue.is_late, &queue.limits);
+        queue.work.begin_tick(self.visits.len(), queue.is_late, &queue.limits);
         self.tick_reads();
         self.store.queue.tick();
         self.run_due_conns();
@@ -426,7 +426,7 @@ impl<S> Server<S> {
 
     /// Returns whether the next iteration has something to do at once.
     pub fn is_busy(&self) -> bool {
-        let can_visit = !self.ready.is_empty() && !self.store.is_congested();
+        let can_visit = self.visits.len() > 0 && !self.store.is_congested();
         can_visit || !self.store.dirty.is_empty()
     }
 
@@ -472,11 +472,10 @@ impl<S: Read + Write> Server<S> {
     /// `clock` is read again after bytes have arrived: a timeout must not count from a moment before its
     /// command.
     pub fn visit_next(&mut self, clock: impl Fn() -> Nanos) -> Option<ConnKey> {
-        if !self.store.queue.work.is_left() || self.store.is_congested() {
+        if self.store.is_congested() {
             return None;
         }
-        self.to_visit = self.to_visit.checked_sub(1)?;
-        let key = self.ready.pop_front()?;
+        let key = self.visits.next(self.store.queue.work.is_left())?;
         self.visit(key, &clock);
         Some(key)
     }
@@ -486,7 +485,7 @@ impl<S: Read + Write> Server<S> {
     pub fn run_now(&mut self, key: ConnKey, now: Nanos) -> Vec<u8> {
         let queue = &mut self.store.queue;
         queue.work.begin_visits(1, false, &queue.limits);
-        self.ready.retain(|&queued| queued != key);
+        self.visits.retain(|queued| queued != key);
         self.visit(key, &|| now);
         let output = self.with(key, |c, s| {
             let bytes = c.output.unsent(0, &s.queue.bodies);
@@ -568,11 +567,4 @@ impl<S> Observed for Server<S> {
 /// Returns a connection, unless it is closed.
 fn link_of<S>(links: &mut Links<S>, key: ConnKey) -> Option<&mut Link<S>> {
     links.get_mut(key).filter(|link| link.stream.is_some())
-}
-
-/// Visits the connection in the next iteration, or in this one if it has not begun.
-fn enqueue<S>(link: &mut Link<S>, ready: &mut VecDeque<ConnKey>) {
-    if !std::mem::replace(&mut link.is_queued, true) {
-        ready.push_back(link.conn.client.key);
-    }
 }

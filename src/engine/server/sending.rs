@@ -3,7 +3,7 @@
 //! Replies to a connection with more commands to run are sent once 16 KiB have gathered, or after 16
 //! iterations.
 
-use super::{Server, enqueue, link_of};
+use super::{Server, link_of};
 use crate::engine::binlog::Progress;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
@@ -42,7 +42,7 @@ impl<S: Read + Write> Server<S> {
     /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
     /// connection if there is more to do.
     fn flush_one(&mut self, key: ConnKey, sent: &mut usize) {
-        let Server { links, store: s, ready, leaving, stalled, is_stopping, .. } = self;
+        let Server { links, store: s, visits, leaving, stalled, is_stopping, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         let is_overdue = link.conn.begin_flush(s);
         let is_short = link.conn.output.len() < s.queue.limits.gathered_bytes;
@@ -52,7 +52,7 @@ impl<S: Read + Write> Server<S> {
         let most = s.queue.limits.sent_per_iteration_bytes * if is_short { 2 } else { 1 };
         if delays || *sent >= most {
             link.delayed_sends = link.delayed_sends.saturating_add(1);
-            return enqueue(link, ready);
+            return visits.add(link);
         }
         link.delayed_sends = 0;
         match link.send(s) {
@@ -71,19 +71,19 @@ impl<S: Read + Write> Server<S> {
             link.close(s, None);
             leaving.push_back(key);
         } else if link.has_more(s) {
-            enqueue(link, ready);
+            visits.add(link);
         }
     }
 
     /// Visits stalled connections again, some in each iteration, now that memory for replies is not
     /// short. Some of them may have ended or been visited since.
     fn wake_stalled(&mut self) {
-        let Server { links, store: s, ready, stalled, .. } = self;
+        let Server { links, store: s, visits, stalled, .. } = self;
         let first = stalled.len().saturating_sub(s.queue.limits.stalled_per_iteration);
         for key in stalled.drain(first..) {
             if let Some(link) = link_of(links, key) {
                 link.is_stalled = false;
-                enqueue(link, ready);
+                visits.add(link);
             }
         }
     }
@@ -91,9 +91,9 @@ impl<S: Read + Write> Server<S> {
     /// Makes the next iteration flush connections that are not visited while the disk is congested. If none of
     /// their commands will run soon, closes the others, which have commands to run.
     fn flush_unvisited(&mut self) {
-        let Server { links, store: s, ready, leaving, .. } = self;
+        let Server { links, store: s, visits, leaving, .. } = self;
         let is_overdue = s.progress.is_some_and(Progress::has_overdue);
-        ready.retain(|&key| {
+        visits.retain(|key| {
             let Some(link) = link_of(links, key) else { return false };
             let has_reply = link.conn.output.sendable_len() > 0;
             if has_reply && link.seen.is_writable {
@@ -110,12 +110,14 @@ impl<S: Read + Write> Server<S> {
 
     /// Flushes each connection that is ready: for a server that stops, and visits none any more.
     pub fn flush_ready(&mut self, may_send: impl Fn() -> bool) {
-        for key in std::mem::take(&mut self.ready) {
-            if let Some(link) = link_of(&mut self.links, key) {
+        let Server { links, store: s, visits, .. } = self;
+        visits.retain(|key| {
+            if let Some(link) = link_of(links, key) {
                 link.is_queued = false;
-                link.conn.mark_dirty(&mut self.store);
+                link.conn.mark_dirty(s);
             }
-        }
+            false
+        });
         self.flush(may_send);
     }
 }
