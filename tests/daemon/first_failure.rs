@@ -129,15 +129,18 @@ fn a_binlog_that_is_no_file_of_a_server() {
 fn a_binlog_of_a_newer_version() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("binlog.3");
-    let bytes = [&8_i32.to_ne_bytes()[..], &[1; 5000]].concat();
-    write(&file, &bytes).unwrap();
     let flags = ["-b", path_text(directory.path())];
     let cause = "cannot read binlog.3: it has version 8, and this server reads versions 5 and 7";
     let parts = [flags[1], cause, "; start the newer server that wrote it, or move the files away"];
-    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &parts);
-    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
-    assert_eq!(std::fs::read(&file).unwrap(), bytes);
-    assert_eq!(std::fs::read_dir(Path::new(flags[1])).unwrap().count(), 2, "and the lock");
+    // With records, and without one yet.
+    for rest in [[1; 5000], [0; 5000]] {
+        let bytes = [&8_i32.to_ne_bytes()[..], &rest].concat();
+        write(&file, &bytes).unwrap();
+        assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &parts);
+        assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+        assert_eq!(std::fs::read(&file).unwrap(), bytes);
+        assert_eq!(std::fs::read_dir(Path::new(flags[1])).unwrap().count(), 2, "and the lock");
+    }
 }
 
 #[test]

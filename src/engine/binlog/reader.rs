@@ -144,7 +144,7 @@ impl<'d> Reader<'d> {
             // The file is empty, or its first sector is lost. A record with a matching checksum
             // is intact nevertheless.
             (FileHeader::Blank | FileHeader::None, None) if number == 0 => (ours, 0, None),
-            (FileHeader::None, None) if NEWER_VERSIONS.contains(&number) => {
+            (FileHeader::Blank | FileHeader::None, None) if NEWER_VERSIONS.contains(&number) => {
                 let why =
                     format!("it has version {number}, and this server reads versions 5 and 7");
                 let error = io::Error::new(io::ErrorKind::Unsupported, why);
