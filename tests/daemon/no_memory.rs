@@ -107,7 +107,7 @@ fn jobs_with_groups_fill_the_memory_and_can_all_be_reserved() {
         let mut left = jobs;
         while left > 0 {
             let count = if left + 100 > jobs { 1 } else { left.min(100) };
-            worker.send("reserve-with-timeout 0\r\n".repeat(count as usize));
+            (0..count).for_each(|_| worker.send("reserve-with-timeout 0\r\n"));
             let ids = (0..count).map(|_| worker.reply().number("RESERVED").unwrap());
             let ids: Vec<u64> = ids.collect();
             worker.delete_all(&ids);
