@@ -431,11 +431,17 @@ impl Conn {
             Steps::Kick(kick) => change::kick_step(self, s, kick),
             Steps::Reserve(seq, reserve) => reserve::reserve_step(self, s, seq, reserve),
             Steps::FillBatch(batch, reserve) => reserve::fill_batch_step(self, s, batch, reserve),
-            Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, *batch),
+            Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
             Steps::Select { scan, shows_bodies } => pages::select_step(self, s, scan, shows_bodies),
             Steps::ListWatched(text, next) => show::list_watched_step(self, s, text, next),
         }
+    }
+
+    /// Begins a command in steps, of which the first one may take so many units of work: at once, or after the short
+    /// commands of others.
+    pub fn begin_steps(&mut self, s: &mut Store, units: usize, steps: Steps) -> Answer {
+        if s.queue.work.must_wait(units) { self.later(steps) } else { self.go_on(s, steps) }
     }
 
     /// Leaves the rest of a command for the next step.

@@ -25,6 +25,8 @@ pub struct Work {
     due: usize,
     /// The units of each visit.
     share: usize,
+    /// A command that may take more units in its first step lets the other connections go before.
+    most_at_once: usize,
 }
 
 /// What waits while a part of the work is done.
@@ -41,7 +43,7 @@ impl Work {
     /// Returns the work before the first iteration, which has no bound.
     pub fn new(limits: &Limits) -> Work {
         let Limits { least_share_work: share, most_due_work: due, .. } = *limits;
-        Work { left: UNBOUNDED, outside: 0, due, share }
+        Work { left: UNBOUNDED, outside: 0, due, share, most_at_once: usize::MAX }
     }
 
     // ---- An iteration ----
@@ -68,6 +70,7 @@ impl Work {
     pub fn begin_visits(&mut self, connections: usize, syncs: bool, limits: &Limits) {
         let shared = if syncs { limits.shared_work_before_sync } else { limits.shared_work };
         self.share = (shared / connections.max(1)).max(limits.least_share_work);
+        self.most_at_once = limits.iteration_work / connections.max(1);
         (self.left, self.outside) = (fractions(limits.iteration_work), 0);
     }
 
@@ -120,6 +123,16 @@ impl Work {
     #[inline]
     pub fn is_left(&self) -> bool {
         self.left > 0
+    }
+
+    /// Returns whether a command whose first step may take so many units has to wait for the visits of others. Then
+    /// nothing is left of its own.
+    pub fn must_wait(&mut self, units: usize) -> bool {
+        let must_wait = units > self.most_at_once;
+        if must_wait {
+            (self.left, self.outside) = (0, self.outside + self.left);
+        }
+        must_wait
     }
 
     /// Returns whether the iteration may go on, whatever the part has spent.

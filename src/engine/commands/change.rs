@@ -33,11 +33,13 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let mut ids = VecDeque::new();
     headroom::leave(Headroom::Quarter, || ids.try_reserve_exact(args.rest.count()))?;
     ids.extend(args.rest);
-    delete_batch_step(c, s, DeleteBatch { ids, deleted: 0, not_found: 0 })
+    let units = WORK_PER_BATCHED_JOB * ids.len().min(s.queue.limits.jobs_per_batch_step);
+    let batch = Box::new(DeleteBatch { ids, deleted: 0, not_found: 0 });
+    c.begin_steps(s, units, Steps::DeleteBatch(batch))
 }
 
 /// Deletes the next jobs.
-pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: DeleteBatch) -> Answer {
+pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<DeleteBatch>) -> Answer {
     for _ in 0..s.queue.limits.jobs_per_batch_step {
         let Some(id) = batch.ids.pop_front() else { break };
         match delete_one(c, s, id) {
@@ -52,7 +54,7 @@ pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: DeleteBatch) ->
     if batch.ids.is_empty() {
         return Ok(Reply::Numbers("DELETED_BATCH ", batch.deleted, batch.not_found));
     }
-    c.later(Steps::DeleteBatch(Box::new(batch)))
+    c.later(Steps::DeleteBatch(batch))
 }
 
 #[inline]
@@ -85,7 +87,8 @@ pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `touch-all`
 pub fn touch_all(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let touch = TouchAll::new(s.queue.now);
-    touch_all_step(c, s, touch)
+    let units = c.client.held.len().min(s.queue.limits.jobs_per_touch_step);
+    c.begin_steps(s, units, Steps::TouchAll(touch))
 }
 
 /// Renews the deadlines of the next jobs.
@@ -99,7 +102,8 @@ pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answe
 /// `kick <bound>`
 pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let kick = s.queue.plan_kick(c.client.used, args.number(0));
-    kick_step(c, s, kick)
+    let units = (kick.left as usize).min(s.queue.limits.jobs_per_kick_step);
+    c.begin_steps(s, units, Steps::Kick(kick))
 }
 
 /// Kicks the next jobs.

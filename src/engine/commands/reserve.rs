@@ -56,7 +56,13 @@ fn begin(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
     let seq = s.queue.next_wait_seq();
-    reserve_step(c, s, seq, reserve)
+    match reserve.kind {
+        ReserveKind::Job => reserve_step(c, s, seq, reserve),
+        ReserveKind::Batch(max) => {
+            let units = WORK_PER_BATCHED_JOB * max.min(s.queue.limits.jobs_per_batch_step);
+            c.begin_steps(s, units, Steps::Reserve(seq, reserve))
+        }
+    }
 }
 
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several

@@ -148,14 +148,25 @@ impl Model {
     // ---- Many at once ----
 
     pub(super) fn reserve_batch(&mut self, call: &Call<'_>, it: &Arguments) {
-        let (count, secs) = (it.count, it.secs.unwrap_or(0));
         self.client(call.by).is_worker = true;
+        let began = (self.next_seq(), call.now);
+        self.begin_batch(call, it.count, it.secs, began);
+    }
+
+    /// Takes the jobs of a batch that has none, or waits for one.
+    pub(super) fn begin_batch(
+        &mut self,
+        call: &Call<'_>,
+        count: usize,
+        secs: Option<u32>,
+        began: (u64, u64),
+    ) {
         let ids = self.reserve_more(call.by, Vec::new(), count, call.now);
-        if !ids.is_empty() {
-            return self.reply_batch(call.by, &ids);
+        if ids.is_empty() {
+            self.wait(call, Some(secs.unwrap_or(0)), Some(count), began);
+        } else {
+            self.reply_batch(call.by, &ids);
         }
-        let seq = self.next_seq();
-        self.wait(call, Some(secs), Some(count), (seq, call.now));
     }
 
     /// Replies with the job for which a client has waited and the others that are there. If the job is

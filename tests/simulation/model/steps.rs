@@ -49,8 +49,15 @@ impl Model {
             self.last_command_at = now.max(self.last_command_at);
         }
         let [_, reserved, delayed, buried] = self.jobs_in_states();
-        if self.clients[&number].batch.is_some() {
-            let more = facts[1].saturating_sub(reserved);
+        let more = facts[1].saturating_sub(reserved);
+        let client = self.client(number);
+        if let Some(step) = client.step.take_if(|it| it.command.word == "reserve-batch" && more > 0)
+        {
+            let count = step.arguments.count;
+            let batch = Batch { first: None, taken: Vec::new(), count, is_first_open: false };
+            client.batch = Some(batch);
+        }
+        if client.batch.is_some() {
             self.take_more(number, usize::try_from(more).expect("a batch is short"));
         }
         let moved = (delayed + buried).saturating_sub(facts[2] + facts[3]);
@@ -84,12 +91,6 @@ impl Model {
         let word = command.word;
         self.client(number).is_worker |=
             ["reserve", "reserve-with-timeout", "reserve-batch"].contains(&word);
-        if word == "reserve-batch" {
-            let count = arguments.count;
-            let batch = Batch { first: None, taken: Vec::new(), count, is_first_open: false };
-            self.client(number).batch = Some(batch);
-            return Ok(());
-        }
         let mut step = Step {
             began: self.next_seq(),
             began_at: self.last_command_at,
@@ -110,6 +111,7 @@ impl Model {
             "delete-batch" => step.planned = step.arguments.ids.len(),
             "reserve"
             | "reserve-with-timeout"
+            | "reserve-batch"
             | "touch-all"
             | "list-jobs"
             | "peek-batch"
@@ -138,6 +140,10 @@ impl Model {
                 self.end_delete_batch(call, &arguments.ids, step.planned, step.moved);
             }
             "reserve" | "reserve-with-timeout" => self.end_reserve(call, &step, arguments.secs),
+            "reserve-batch" => {
+                let began = (step.began, step.began_at);
+                self.begin_batch(call, arguments.count, arguments.secs, began);
+            }
             "touch-all" => self.end_touch_all(call, &step),
             "list-jobs" | "peek-batch" if self.may_have_paged(call, &step) => {
                 let len = reply_len(call.seen);
