@@ -13,7 +13,8 @@
 use super::commands::change::DeleteBatch;
 use super::commands::pages::Report;
 use super::commands::put::{self, LargePut, Put};
-use super::commands::{change, find, longest_line, pages, reject, reserve, run_line, show};
+use super::commands::reserve::{self, Reserve};
+use super::commands::{change, find, longest_line, pages, reject, run_line, show};
 use super::keys::{JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
@@ -132,23 +133,6 @@ pub enum Steps {
     ListWatched(ListText, WatchKey),
 }
 
-/// A reserve that waits, or whose job or batch is not complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserve {
-    pub kind: ReserveKind,
-    /// The end of its timeout; [`Nanos::NEVER`] without one.
-    pub until: Nanos,
-}
-
-/// The kind of a reserve, which determines its replies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReserveKind {
-    /// `reserve` and `reserve-with-timeout`: one job.
-    Job,
-    /// `reserve-batch`: at most this number of jobs, in one reply.
-    Batch(usize),
-}
-
 /// The activity of a connection, as metrics show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
@@ -197,16 +181,6 @@ impl Doing {
     /// Returns whether a command runs in steps.
     pub fn is_in_steps(&self) -> bool {
         matches!(self, Doing::Steps(_))
-    }
-}
-
-impl Reserve {
-    /// Returns the reply if no job comes before the timeout.
-    pub fn timeout_reply(self) -> Reply {
-        match self.kind {
-            ReserveKind::Job => Word::TimedOut.into(),
-            ReserveKind::Batch(_) => Reply::Number("RESERVED_BATCH ", 0),
-        }
     }
 }
 

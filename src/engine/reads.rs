@@ -18,7 +18,8 @@
 //! connections.
 
 use super::binlog::reads::RecordRead;
-use super::conn::{Conn, Doing, Reserve, ReserveKind, Steps};
+use super::commands::reserve::{Reserve, ReserveKind};
+use super::conn::{Conn, Doing, Steps};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::ReplySize;

@@ -7,7 +7,7 @@
 //! ```
 
 use super::pages::{Batch, fits_reply};
-use crate::engine::conn::{Conn, Doing, Reserve, ReserveKind, Steps};
+use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
@@ -16,6 +16,33 @@ use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
+
+/// A reserve that waits, or whose job or batch is not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    pub kind: ReserveKind,
+    /// The end of its timeout; [`Nanos::NEVER`] without one.
+    pub until: Nanos,
+}
+
+/// The kind of a reserve, which determines its replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReserveKind {
+    /// `reserve` and `reserve-with-timeout`: one job.
+    Job,
+    /// `reserve-batch`: at most this number of jobs, in one reply.
+    Batch(usize),
+}
+
+impl Reserve {
+    /// Returns the reply if no job comes before the timeout.
+    pub fn timeout_reply(self) -> Reply {
+        match self.kind {
+            ReserveKind::Job => Word::TimedOut.into(),
+            ReserveKind::Batch(_) => Reply::Number("RESERVED_BATCH ", 0),
+        }
+    }
+}
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
