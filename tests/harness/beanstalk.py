@@ -97,9 +97,12 @@ class Connection:
 
     def put(self, body, tube=None, pri=1024, delay=0, ttr=120):
         """Returns the id of a new job."""
-        if tube is not None:
-            self.must("USING", f"use {tube}")
-        return int(self.must("INSERTED", f"put {pri} {delay} {ttr} {len(body)}", body)[1])
+        uses = [] if tube is None else [f"use {tube}"]
+        self.send(*uses, (f"put {pri} {delay} {ttr} {len(body)}", body))
+        replies = [self.reply()[0] for _ in [*uses, body]]
+        words = [words[0] for words in replies]
+        assert words == ["USING"] * len(uses) + ["INSERTED"], f"put into {tube}: {replies}"
+        return int(replies[-1][1])
 
     def peek(self, line):
         """Returns the id and the body that a reserve or a peek finds, or `None`."""

@@ -19,10 +19,12 @@ import os
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
-from beanstalk import Connection
+from beanstalk import Connection, parse_facts
 
 # Far enough away that none is due while a test runs.
 LONG_S = 100_000
+# So many jobs are looked up at once.
+WINDOW = 100
 # Of a job that is put only to see whether that works.
 BODY = b"of the test"
 
@@ -105,16 +107,25 @@ def work(client, manifest):
     put_all_kinds(client, manifest, [b"put by the second server", bytes(65535)])
 
 
+def looked_up(client, manifest):
+    """Yields the number of each job, what was noted, and its body and facts, or `None` if it is not there."""
+    left = list(manifest.jobs.items())
+    while left:
+        jobs, left = left[:WINDOW], left[WINDOW:]
+        client.send(*(f"{command} {number}" for number, _ in jobs for command in ("peek", "stats-job")))
+        for number, job in jobs:
+            yield number, job, client.reply()[1], client.reply()[1]
+
+
 def expect(client, manifest):
     """All that was noted, and nothing else."""
     counts = {"ready": 0, "delayed": 0, "buried": 0, "reserved": 0}
-    for number, job in manifest.jobs.items():
-        found = client.peek(f"peek {number}")
+    for number, job, found, facts in looked_up(client, manifest):
         if job is None:
             assert found is None, f"deleted job {number}: {found}"
             continue
-        assert found == (int(number), base64.b64decode(job["body"])), f"job {number} has another body: {found}"
-        found = client.facts(f"stats-job {number}")
+        assert found == base64.b64decode(job["body"]), f"job {number} has another body: {found}"
+        found = parse_facts(facts)
         for key in ("tube", "state", "pri", "delay", "ttr"):
             assert found[key] == str(job[key]), f"job {number}: {key} is {found[key]}: {job}"
         if job["state"] == "delayed":
