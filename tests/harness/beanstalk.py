@@ -91,27 +91,42 @@ class Connection:
 
     def must(self, word, line, body=None):
         """Returns the words of the reply, which must begin with `word`."""
-        words = self.ask(line, body)
+        self.send(line if body is None else (line, body))
+        return self.must_reply(word, line)
+
+    def must_reply(self, word, line):
+        """Returns the words of the next reply, to a line that was sent. They must begin with `word`."""
+        words, _ = self.reply()
         assert words[0] == word, f"{line}: {' '.join(words)} instead of {word}"
         return words
 
     def put(self, body, tube=None, pri=1024, delay=0, ttr=120):
         """Returns the id of a new job."""
         uses = [] if tube is None else [f"use {tube}"]
-        self.send(*uses, (f"put {pri} {delay} {ttr} {len(body)}", body))
-        replies = [self.reply()[0] for _ in [*uses, body]]
-        words = [words[0] for words in replies]
-        assert words == ["USING"] * len(uses) + ["INSERTED"], f"put into {tube}: {replies}"
-        return int(replies[-1][1])
+        line = f"put {pri} {delay} {ttr} {len(body)}"
+        self.send(*uses, (line, body))
+        for use in uses:
+            self.must_reply("USING", use)
+        return int(self.must_reply("INSERTED", line)[1])
 
     def peek(self, line):
         """Returns the id and the body that a reserve or a peek finds, or `None`."""
-        words, body = self.call(line)
+        self.send(line)
+        return self.peeked()
+
+    def peeked(self):
+        """Returns what the next reply has found, as `peek` does."""
+        words, body = self.reply()
         return (int(words[1]), body) if words[0] in ("RESERVED", "FOUND") else None
 
     def facts(self, line):
         """Returns the document of a `stats` command, or `None` without such a job or tube."""
-        words, body = self.call(line)
+        self.send(line)
+        return self.next_facts()
+
+    def next_facts(self):
+        """Returns the document of the next reply, as `facts` does."""
+        words, body = self.reply()
         return parse_facts(body) if words[0] == "OK" else None
 
     def line(self):

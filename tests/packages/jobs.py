@@ -19,11 +19,11 @@ import os
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
-from beanstalk import Connection, parse_facts
+from beanstalk import Connection
 
 # Far enough away that none is due while a test runs.
 LONG_S = 100_000
-# So many jobs are looked up at once.
+# The number of jobs that are looked up at once.
 WINDOW = 100
 # Of a job that is put only to see whether that works.
 BODY = b"of the test"
@@ -108,24 +108,23 @@ def work(client, manifest):
 
 
 def looked_up(client, manifest):
-    """Yields the number of each job, what was noted, and its body and facts, or `None` if it is not there."""
+    """Yields the number of each job, what was noted of it, what a peek finds, and its facts."""
     left = list(manifest.jobs.items())
     while left:
         jobs, left = left[:WINDOW], left[WINDOW:]
         client.send(*(f"{command} {number}" for number, _ in jobs for command in ("peek", "stats-job")))
         for number, job in jobs:
-            yield number, job, client.reply()[1], client.reply()[1]
+            yield number, job, client.peeked(), client.next_facts()
 
 
 def expect(client, manifest):
     """All that was noted, and nothing else."""
     counts = {"ready": 0, "delayed": 0, "buried": 0, "reserved": 0}
-    for number, job, found, facts in looked_up(client, manifest):
+    for number, job, peeked, found in looked_up(client, manifest):
         if job is None:
-            assert found is None, f"deleted job {number}: {found}"
+            assert peeked is None, f"deleted job {number}: {peeked}"
             continue
-        assert found == base64.b64decode(job["body"]), f"job {number} has another body: {found}"
-        found = parse_facts(facts)
+        assert peeked == (int(number), base64.b64decode(job["body"])), f"job {number} has another body: {peeked}"
         for key in ("tube", "state", "pri", "delay", "ttr"):
             assert found[key] == str(job[key]), f"job {number}: {key} is {found[key]}: {job}"
         if job["state"] == "delayed":
