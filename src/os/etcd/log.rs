@@ -36,8 +36,6 @@ pub struct Log {
     pub cache: Files,
     /// The most bytes in a chunk.
     chunk_max: usize,
-    /// The number of the last chunk.
-    last_chunk: ChunkNumber,
     /// No chunk below this number is left. From here to the first chunk of the oldest file are those of
     /// removed files.
     lowest: ChunkNumber,
@@ -59,14 +57,7 @@ const SHORTEST_CHUNK: usize = 4 * 1024;
 impl Log {
     /// Returns the log, of which nothing is read yet.
     pub fn new(member: Member) -> Log {
-        Log {
-            member,
-            files: BTreeMap::new(),
-            cache: Files::new(),
-            chunk_max: CHUNK_MAX,
-            last_chunk: 0,
-            lowest: 0,
-        }
+        Log { member, files: BTreeMap::new(), cache: Files::new(), chunk_max: CHUNK_MAX, lowest: 0 }
     }
 
     // ---- Reading ----
@@ -77,12 +68,12 @@ impl Log {
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let (key, all) = self.chunks(newest, ChunkNumber::MAX);
         let (lowest, _) = self.chunks(0, 0);
-        let first = self.page(vec![(lowest, all.clone().with_limit(1))]).await?;
-        let last = self.page(vec![(key, all.with_keys_only())]).await?;
-        let number = |pages: Vec<Vec<KeyValue>>| {
-            pages.last().and_then(|pairs| pairs.last()).map_or(Ok(0), |pair| self.number_of(pair))
-        };
-        (self.lowest, self.last_chunk) = (number(first)?, number(last)?);
+        let first = self.pairs(lowest, all.clone().with_limit(1)).await?;
+        let last = self.pairs(key, all.with_keys_only()).await?;
+        let number = |pairs: Vec<KeyValue>| pairs.last().map_or(Ok(0), |pair| self.number_of(pair));
+        let (lowest, last_chunk) = (number(first)?, number(last)?);
+        self.lowest = lowest;
+        self.member.shared.state().last_chunk = last_chunk;
         Ok(())
     }
 
@@ -105,8 +96,9 @@ impl Log {
     /// This has an end, because a page has many chunks, and a server writes them one by one.
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
-        let files = self.page(vec![self.all_files()]).await?.pop();
-        self.note_files(&files.unwrap_or_default())?;
+        let (key, all) = self.all_files();
+        let files = self.pairs(key, all).await?;
+        self.note_files(&files)?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let end = if with_newest { ChunkNumber::MAX } else { newest };
         self.cache.retain(|_, (file, _)| file.end != ChunkNumber::MAX);
@@ -228,7 +220,16 @@ impl Log {
         (keys.chunk(first), GetOptions::new().with_range(keys.chunk(end)))
     }
 
-    /// Reads keys: a leader asks as long as it leads, and others ask some times.
+    fn last_chunk(&self) -> ChunkNumber {
+        self.member.shared.state().last_chunk
+    }
+
+    /// Reads keys, as [`Log::page`].
+    async fn pairs(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
+        Ok(self.page(vec![(key, options)]).await?.pop().unwrap_or_default())
+    }
+
+    /// Reads pages of one moment: a leader asks as long as it leads, and others ask some times.
     async fn page(
         &mut self,
         reads: Vec<(String, GetOptions)>,
@@ -317,11 +318,12 @@ impl Log {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Failure> {
-        let chunk = self.last_chunk + 1;
+        let last = self.last_chunk();
+        let chunk = last + 1;
         let key = self.member.keys.chunk(chunk);
         let mut len = bytes.len().min(self.chunk_max);
         let value = Chunk { file: number, offset, bytes: &bytes[..len] }.encode();
-        let before = exists(self.member.keys.chunk(self.last_chunk));
+        let before = exists(self.member.keys.chunk(last));
         let when = vec![modified(key.clone(), 0), before];
         let mut puts = vec![TxnOp::put(key.clone(), value, None)];
         // A leader appends only to files that it has begun.
@@ -340,7 +342,7 @@ impl Log {
                     && bytes.starts_with(chunk.bytes)
             };
             let Some(own) = found.filter(is_own) else {
-                let (keys, last) = (&self.member.keys, self.last_chunk);
+                let keys = &self.member.keys;
                 let (key, before) = (keys.chunk(chunk), keys.chunk(last));
                 return Err(Failure::lost(format!("{key} is there already, or {before} is gone")));
             };
@@ -350,7 +352,6 @@ impl Log {
         state.stored_bytes += len as u64;
         state.last_chunk = chunk;
         drop(state);
-        self.last_chunk = chunk;
         if known.is_none()
             && let Some(mut before) = self.files.last_entry()
         {
@@ -375,7 +376,8 @@ impl Log {
     /// Tries to delete some chunks of removed files. Returns `false` if there are none.
     pub async fn delete_garbage(&mut self) -> Result<bool, Failure> {
         // The last chunk stays, because the next one needs it.
-        let oldest = self.files.values().next().map_or(self.last_chunk, |file| file.first);
+        let oldest =
+            self.files.values().next().map_or_else(|| self.last_chunk(), |file| file.first);
         if self.lowest >= oldest {
             return Ok(false);
         }
@@ -396,11 +398,7 @@ impl Log {
         let most = self.chunk_max + Chunk::HEAD_LEN;
         loop {
             let (key, rest) = self.chunks(next, end);
-            let pairs = self
-                .page(vec![(key, rest.with_limit(MOST_COPIED))])
-                .await?
-                .pop()
-                .unwrap_or_default();
+            let pairs = self.pairs(key, rest.with_limit(MOST_COPIED)).await?;
             next += pairs.len() as u64;
             let copied = pairs.iter().map(|pair| pair.value().len() as u64).sum();
             self.member.shared.note_copied(copied);
@@ -425,7 +423,7 @@ impl Log {
     /// Returns the condition of a change to the newest file, whose number or bytes may be used again: a
     /// delayed twin must not change what was appended later. Other files need none.
     fn unless_appended(&self, file: File) -> Vec<Compare> {
-        let next = modified(self.member.keys.chunk(self.last_chunk + 1), 0);
+        let next = modified(self.member.keys.chunk(self.last_chunk() + 1), 0);
         if file.end == ChunkNumber::MAX { vec![next] } else { Vec::new() }
     }
 

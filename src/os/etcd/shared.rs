@@ -35,7 +35,7 @@ pub struct State {
     pub has_won: bool,
     /// The revision of the last change of the log.
     pub revision: i64,
-    /// The number of the last chunk that this server has stored.
+    /// The number of the last chunk, once this server leads and has found it.
     pub last_chunk: ChunkNumber,
     /// How many times changes were stored that were handed over.
     pub stored_batches: u64,
