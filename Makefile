@@ -90,14 +90,14 @@ run:
 	$(CARGO) run --release -- -V $(FLAGS)
 
 # Many tests wait for processes, so that as many at a time as there are cores leave these idle for a third of the
-# time. The suites with such tests run beside the others, because each suite ends with few tests. Each part prints
+# time. The suites with such tests run next to the others, because each suite ends with few tests. Each part prints
 # when it ends.
 check: check-style check-man
 	$(MAKE) --no-print-directory --jobs=5 --output-sync=target \
 		check-waiting check-computing check-clients check-moving check-pages
 
 WAITING = conversations ctl daemon interop
-# Cargo tests these without being told. `etcd' needs a feature, see check-etcd.
+# Cargo tests these by default. `etcd' needs a feature, see check-etcd.
 SUITES = $(basename $(notdir $(wildcard tests/*.rs))) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 COMPUTING = $(filter-out etcd $(WAITING),$(SUITES))
 TEST = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(n=$$(nproc); echo $$((n > 6 ? n : 6)))} $(CARGO) test

@@ -412,7 +412,7 @@ impl Conn {
         }
     }
 
-    /// Begins a command in steps, of which the first one may take so many units of work: at once, or after the short
+    /// Begins a command in steps, of which the first one may take this many units of work: at once, or after the short
     /// commands of others.
     pub fn begin_steps(&mut self, s: &mut Store, units: usize, steps: Steps) -> Answer {
         if s.queue.work.must_wait(units) { self.later(steps) } else { self.go_on(s, steps) }

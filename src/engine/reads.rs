@@ -347,6 +347,7 @@ enum Next {
     Memory,
 }
 
+/// Removes and returns what a connection waits for, which must be bodies.
 pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
     let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
         unreachable!("connection {} does not wait for bodies", c.id())
@@ -527,7 +528,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     }
 }
 
-/// Replies with these bodies, for which the output has room. A reserve without any goes on.
+/// Replies with these bodies, for which the output has room. A reserve without any continues.
 fn send(c: &mut Conn, s: &mut Store, reply: BodiesFor, bodies: &[WantedBody]) -> Answer {
     match reply {
         BodiesFor::Found | BodiesFor::ReservedById if bodies.is_empty() => Err(Word::NotFound),

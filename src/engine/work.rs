@@ -125,7 +125,7 @@ impl Work {
         self.left > 0
     }
 
-    /// Returns whether a command whose first step may take so many units has to wait for the visits of others. Then
+    /// Returns whether a command whose first step may take this many units has to wait for the visits of others. Then
     /// nothing is left of its own.
     pub fn must_wait(&mut self, units: usize) -> bool {
         let must_wait = units > self.most_at_once;

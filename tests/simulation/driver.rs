@@ -98,7 +98,7 @@ struct Syncs {
 struct Socket {
     client: Client,
     held: HeldReplies,
-    /// So many unsent bytes are known to be those of the model.
+    /// The number of unsent bytes that are known to be those of the model.
     compared: usize,
     is_half_closed: bool,
     /// The number of its commands that were run in this iteration.

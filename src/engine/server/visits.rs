@@ -1,7 +1,7 @@
 //! The connections to visit, and their order.
 //!
-//! Those that read a command come first. Those that go on with a long one, in steps, share what they leave of the
-//! iteration, and at least one of them is visited: so hundreds of batches delay no short command by more than a step.
+//! Those that read a command come first. Those in the steps of a long one share what they leave of the iteration, and
+//! at least one of them is visited: so hundreds of batches delay no short command by more than a step.
 
 use super::link::Link;
 use crate::engine::keys::ConnKey;
@@ -12,7 +12,7 @@ use std::collections::{TryReserveError, VecDeque};
 pub struct Visits {
     short: Class,
     long: Class,
-    /// None that goes on with a long command was visited in this iteration.
+    /// No connection of the class `long` was visited in this iteration.
     must_visit_long: bool,
 }
 
@@ -25,7 +25,7 @@ struct Class {
 }
 
 impl Visits {
-    /// Ensures that so many connections need no memory.
+    /// Ensures that this number of connections needs no memory.
     pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
         self.short.keys.try_reserve(connections)?;
         self.long.keys.try_reserve(connections)
