@@ -427,7 +427,7 @@ fn retry_makes_buried_jobs_ready_and_leaves_delayed_ones() {
         assert_eq!(server.counts("mail"), [0, 0, 1, 3]);
         server.expect(&format!("retry {}", buried[0]), 0, "retried 1\n", "");
         server.expect(&format!("retry {delayed} 99"), 1, "retried 0\n", "job 99: not found");
-        server.expect("retry mail --limit 1", 0, "retried 1\n", "");
+        server.expect("retry mail --limit 1 --delayed", 0, "retried 1\n", "");
         server.expect("-n retry mail --all", 0, "would retry 1 job of tube mail\n", "");
         assert_eq!(server.json("-n retry mail --all")[0]["would"], "retry 1 job of tube mail");
         server.expect("retry mail --all --yes", 0, "retried 1\n", "");
@@ -612,14 +612,15 @@ fn a_refused_put_leaves_the_job_where_it_was() {
     on_both(|server| {
         server.bury("from", 2);
         server.ok("put from late --delay 1h");
+        server.ok("put from now");
         server.daemon.signal(Signal::USR1);
         let mut client = server.client();
         wait_until("puts are refused", || client.ask("put 0 0 1 0\r\n\r\n").line == "DRAINING");
-        for state in ["buried", "delayed"] {
+        for state in ["buried", "delayed", "ready"] {
             let done = server.run(&format!("move from to --state {state} --yes"));
             assert_eq!((done.code, done.out.as_str()), (4, "moved 0\n"), "{done:?}");
             assert!(done.err.contains("the server answered DRAINING"), "{done:?}");
-            assert_eq!(server.counts("from"), [0, 0, 1, 2]);
+            assert_eq!(server.counts("from"), [1, 0, 1, 2]);
         }
         let check = server.run("check");
         assert_eq!((check.code, check.out.contains("draining")), (1, true), "{check:?}");
@@ -907,6 +908,7 @@ fn usage_errors_are_two_lines() {
         "--timeout 0 status",
         "delete 1 x",
         "drain mail --within 1d",
+        "pause --all mail",
         "tubes -s localhost:",
         "tubes -s http://localhost",
     ];

@@ -277,6 +277,39 @@ fn a_list_of_tubes_is_not_older_than_its_request() {
     assert!(!second.contains("- gone\n") && second.contains("- 39\n"), "{second}");
 }
 
+/// A command gives out only some hundred of them.
+#[test]
+fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
+    const WORKERS: usize = 300;
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let client = driver.connect();
+    let puts = "put 0 0 9 0 con:k\r\n\r\n".repeat(WORKERS);
+    driver.ask(client, puts + "reserve\r\n");
+    for _ in 0..WORKERS {
+        let worker = driver.connect();
+        assert_eq!(driver.ask(worker, "reserve\r\n"), "");
+    }
+    driver.ask(client, "put 9 0 9 0 con:k:1000\r\n\r\n");
+    driver.advance(Nanos::from_millis(1));
+    assert_eq!(driver.facts().reserved, WORKERS as u64 + 1);
+}
+
+/// A new connection may have the number of one that has begun a flush and is gone.
+#[test]
+fn the_reply_to_a_flush_is_sent_to_no_other_client() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let client = driver.connect();
+    driver.ask(client, "put 0 0 9 0\r\n\r\n".repeat(5_000));
+    driver.receive(client, "flush-tube default\r\n");
+    driver.iterate();
+    driver.end(client, End::HangUp);
+    driver.iterate();
+    let other = driver.connect();
+    assert_eq!(driver.facts().closing, 0);
+    driver.advance(Nanos::from_millis(1));
+    assert_eq!(driver.take_text(other), "");
+}
+
 /// A page of clients looks at 256 connections in a step, and other clients are served between two of them.
 #[test]
 fn a_list_of_clients_has_each_that_stays() {
@@ -312,6 +345,13 @@ fn a_list_of_clients_has_each_that_stays() {
     driver.receive(more[699], "ignore a\r\n");
     driver.settle();
     assert_eq!(driver.take_text(first), "NOT_FOUND\r\n");
+    // One that is gone is not listed while it gives back its jobs.
+    driver.ask(more[2], "put 0 0 9 0\r\n\r\n".repeat(1000) + "reserve-batch 1000\r\n");
+    driver.end(more[2], End::HangUp);
+    driver.receive(first, "list-clients 1 4\r\n");
+    driver.iterate();
+    let page = driver.take_text(first);
+    assert!(driver.facts().closing == 1 && page.contains("\n- {id: 6,"), "{page}");
     driver.check();
 }
 

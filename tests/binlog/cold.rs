@@ -315,6 +315,19 @@ fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
 }
 
 #[test]
+fn a_ttr_that_begins_after_a_long_read_ends() {
+    let mut server = start_with_late_reads();
+    let id = server.put_of(1000);
+    let [worker] = server.clients();
+    assert_eq!(server.send(worker, "reserve\r\n"), "");
+    server.advance(Nanos::from_secs(70));
+    server.end_reads();
+    assert_eq!(server.take_text(worker), reserved(id, 1000));
+    server.advance(Nanos::from_secs(60));
+    assert_eq!(server.state(id), "ready");
+}
+
+#[test]
 fn a_body_for_which_many_wait_is_read_once() {
     for len in [50, 6000, 400_000] {
         let mut server = start_with_late_reads();

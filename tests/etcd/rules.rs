@@ -194,14 +194,19 @@ fn leave_old_node(world: &mut World, node: usize) {
 
 #[test]
 fn rule_2_a_leader_ends_with_the_next_renewal_if_its_watch_is_blind() {
-    let mut cluster = Cluster::new(1, TTL_SECS);
-    cluster.script(0, Kind::Watch, vec![Fault::lost_request(); 100]);
-    cluster.lead();
-    cluster.run(3_000);
-    cluster.has_early_ends = true;
-    cluster.world().store.remove(LEADER);
-    let took_ms = cluster.run_until_end(0);
-    assert!(took_ms <= 1_100, "{took_ms} ms");
+    for is_followed in [false, true] {
+        let mut cluster = Cluster::new(1, TTL_SECS);
+        cluster.script(0, Kind::Watch, vec![Fault::lost_request(); 100]);
+        cluster.lead();
+        cluster.run(3_000);
+        cluster.has_early_ends = true;
+        cluster.world().store.remove(LEADER);
+        if is_followed {
+            lead_as_another_program(&cluster, "another");
+        }
+        let took_ms = cluster.run_until_end(0);
+        assert!(took_ms <= 1_100, "{took_ms} ms");
+    }
 }
 
 #[test]

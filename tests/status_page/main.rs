@@ -87,9 +87,15 @@ fn rates_are_those_of_the_last_interval() {
     site.driver.advance(INTERVAL);
     assert_eq!(site.json("/tube/mail")["puts_per_second"], 0.0);
     // The tube is removed, and another one gets its place.
-    site.ask((3..=57).map(|id| format!("delete {id}\r\n")).collect::<String>());
-    site.ask("use again\r\n");
-    assert!(site.json("/tube/again")["puts_per_second"].is_null());
+    let delete = |id| format!("delete {id}\r\n");
+    site.ask((3..=57).map(delete).collect::<String>());
+    for commands in [
+        "use default\r\nuse again\r\n".to_owned(),
+        (58..=117).map(|id| PUT.to_owned() + &delete(id)).collect(),
+    ] {
+        site.ask(commands);
+        assert!(site.json("/tube/again")["puts_per_second"].is_null());
+    }
     assert_eq!(site.get("/tube/mail", JSON).status, 404);
 }
 
@@ -250,9 +256,9 @@ fn failures_of_the_last_minutes_need_attention() {
     assert_eq!(rules(&mut site), (text.clone(), 6));
     let minutes =
         |site: &mut Site, count| (0..count * 12).for_each(|_| site.driver.advance(INTERVAL));
-    minutes(&mut site, 4);
+    minutes(&mut site, 6);
     assert_eq!(rules(&mut site), (text, 6));
-    minutes(&mut site, 7);
+    minutes(&mut site, 5);
     assert_eq!(rules(&mut site), (String::new(), 0));
     assert_eq!(site.json("/tube/default")["ended_bury"], 6);
 }
