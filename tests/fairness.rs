@@ -6,6 +6,7 @@ mod harness;
 
 use harness::driver::{Client, Driver, End, Facts, Nanos, Options, START};
 use harness::reply::numbers;
+use harness::request::put;
 use harness::yaml;
 use std::ops::RangeInclusive;
 
@@ -495,4 +496,37 @@ fn a_job_that_is_due_wins_over_a_later_timeout() {
     server.pass(Nanos::from_secs(20));
     server.until(2..=100, MOST_MOVES, |driver| !driver.received(worker).is_empty());
     assert_eq!(server.driver.take_text(worker), "RESERVED 100 0\r\n\r\n");
+}
+
+/// They take all the work of each iteration, and always have more commands.
+#[test]
+fn busy_clients_get_replies_soon_and_leave_work_for_a_command_in_steps() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let client = driver.connect();
+    driver.ask(client, "put 0 99 9 0\r\n\r\n".repeat(5_000));
+    let busy: [Client; 200] = driver.clients();
+    busy.iter().for_each(|&it| driver.receive(it, "list-tube-used\r\n".repeat(1_000)));
+    driver.receive(client, "kick 5000\r\n");
+    (0..40).for_each(|_| _ = driver.iterate());
+    assert_eq!(driver.take_text(client), "KICKED 5000\r\n");
+    let replies = busy.map(|it| driver.take(it).len());
+    assert!(replies.iter().all(|len| (1..15_000).contains(len)), "{replies:?}");
+}
+
+/// Short replies do not wait for them.
+#[test]
+fn long_replies_to_many_clients_are_sent_in_several_iterations() {
+    const LEN: usize = 500_000;
+    let mut options = Options::DEFAULT;
+    options.settings.max_job_size = 1 << 20;
+    let mut driver = Driver::new(options, START);
+    let short = driver.connect();
+    driver.ask(short, put(0, 0, 9, "x".repeat(LEN)));
+    let long: [Client; 20] = driver.clients();
+    long.iter().for_each(|&client| driver.receive(client, "peek 1\r\n"));
+    driver.receive(short, "list-tube-used\r\n");
+    driver.iterate();
+    let sent: usize = long.iter().map(|&client| driver.take(client).len()).sum();
+    assert!((LEN..2 * LEN + (1 << 21)).contains(&sent), "{sent} bytes in one iteration");
+    assert_eq!(driver.take_text(short), "USING default\r\n");
 }

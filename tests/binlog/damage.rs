@@ -72,6 +72,8 @@ fn a_flipped_bit_changes_no_body_and_loses_at_most_one_job() {
             damaged.get_mut(name).unwrap()[at] ^= 1 << bit;
             let disk = FakeDisk::with_files(&damaged);
             let mut server = Instance::start(&disk, SMALL_FILES, now);
+            let last_id = server.recovered.last_id;
+            assert!(last_id < 1 << 21, "{name}:{at}.{bit}: {last_id} is the last id");
             let mut changed = 0;
             for (id, before) in &views {
                 let after = job(&mut server, *id);

@@ -107,7 +107,7 @@ fn version_5_is_read_and_never_written() {
         old(3, BURIED, 31, 0, ""),
         old(4, READY, 40, 0, "deleted\r\n"),
         old(4, DELETED, 40, 0, ""),
-        old(5, RESERVED, 50, 0, "reserved\r\n"),
+        Record { ttr_ns: 0, ..old(5, RESERVED, 50, 0, "reserved\r\n") },
         old(9, READY, 50, 0, ""),
     ]);
     bytes.resize(4096, 0);
@@ -115,7 +115,7 @@ fn version_5_is_read_and_never_written() {
         (1, "ready old 10 0 90 1 2 3 4 5 ready"),
         (2, "delayed old 20 1000 90 1 2 3 4 5 delayed"),
         (3, "buried old 31 0 90 1 2 3 4 5 buried"),
-        (5, "ready old 50 0 90 1 2 3 4 5 reserved"),
+        (5, "ready old 50 0 1 1 2 3 4 5 reserved"),
     ];
     let disk = FakeDisk::with_files(&[("binlog.4".to_owned(), bytes)].into());
     let options = Options::synced(4096);
