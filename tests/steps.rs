@@ -252,6 +252,9 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
     assert_eq!(driver.ask(first, head) + &driver.ask(second, head), "");
     assert!(driver.ask(second, rest).starts_with("INSERTED "));
     assert_eq!(driver.ask(first, rest), "OUT_OF_MEMORY\r\n");
+    driver.set_draining(true);
+    let large = format!("put 0 0 9 60000\r\n{}\r\n", "x".repeat(60_000));
+    assert_eq!(driver.ask(first, large), "DRAINING\r\n");
     driver.check();
 }
 

@@ -101,6 +101,8 @@ fn compact(server: &mut Instance) {
 #[test]
 fn version_5_is_read_and_never_written() {
     let mut bytes = old_file(&[
+        // The newer record of a job counts.
+        old(1, BURIED, 9, 0, "steady\r\n"),
         old(1, READY, 10, 0, "ready\r\n"),
         old(2, DELAYED, 20, 1000, "delayed\r\n"),
         old(3, READY, 30, 0, "buried\r\n"),
