@@ -297,6 +297,24 @@ fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
     assert_eq!(driver.facts().reserved, WORKERS as u64 + 1);
 }
 
+/// The flush frees it last.
+#[test]
+fn a_flushed_job_that_waited_for_its_group_is_given_to_no_worker() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let [holder, flusher, worker] = driver.clients();
+    driver.ask(holder, "put 0 0 9 0 con:k\r\n\r\nreserve\r\nuse a\r\n");
+    driver.ask(holder, "put 0 0 9 0\r\n\r\n".repeat(5_000) + "put 0 0 9 0 con:k\r\n\r\n");
+    driver.receive(flusher, "flush-tube a\r\n");
+    driver.receive(worker, "watch a\r\nreserve\r\n");
+    driver.receive(holder, "delete 1\r\n");
+    driver.iterate();
+    assert_eq!(driver.take_text(holder), "DELETED\r\n");
+    driver.advance(Nanos::from_millis(1));
+    assert_eq!(driver.take_text(flusher), "FLUSHED 5001\r\n");
+    assert_eq!(driver.take_text(worker), "WATCHING 2\r\n");
+    driver.check();
+}
+
 /// A new connection may have the number of one that has begun a flush and is gone.
 #[test]
 fn the_reply_to_a_flush_is_sent_to_no_other_client() {
