@@ -9,7 +9,7 @@ use super::measurements::Rates;
 use super::table::{Column, Value};
 use crate::attention::TubeFacts;
 use crate::engine::keys::{JobKey, Key, TubeKey};
-use crate::engine::queue::groups::Rank;
+use crate::engine::queue::groups::MemberRank;
 use crate::engine::queue::job;
 use crate::engine::queue::job::Job;
 use crate::engine::queue::outcomes::Outcomes;
@@ -112,7 +112,7 @@ pub struct Cursor {
     /// The next ready job to scan for which the heap had no memory.
     next_in_tree: Option<job::Rank>,
     /// The next ready job of a group to scan, if some are not among the others.
-    next_of_group: Option<Rank>,
+    next_of_group: Option<MemberRank>,
 }
 
 /// The costs of scanning one of each, in units of about 10 ns. The jobs of groups are in a tree too.
@@ -190,7 +190,7 @@ impl Cursor {
         }
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
         let (ready_left, waiters_left) = (tube.jobs.ready.heap().len(), tube.waiters.len());
-        let next_of_group = (tube.jobs.behind > 0).then(|| Rank::first(key, tube.epoch));
+        let next_of_group = (tube.jobs.behind > 0).then(|| MemberRank::first(key, tube.epoch));
         let next_in_tree = tube.jobs.ready.tree().first().map(|_| (0, 0));
         Cursor { tube: key, stats, ready_left, waiters_left, next_in_tree, next_of_group }
     }

@@ -61,7 +61,7 @@ pub enum ScanStep {
 }
 
 /// Units of work to compare a memory page of jobs.
-const WORK_PER_PAGE: usize = 160;
+const WORK_PER_SCANNED_PAGE: usize = 160;
 /// The number of jobs that are compared in one unit of work (0.25 us).
 const COMPARED_PER_WORK: usize = 4;
 /// Comparing a job of a list costs as much as this many others, which are adjacent in memory.
@@ -127,7 +127,7 @@ impl SelectionScan {
                 self.compare(job, queue);
             }
         }
-        self.work += WORK_PER_PAGE * (end - self.next_page);
+        self.work += WORK_PER_SCANNED_PAGE * (end - self.next_page);
         self.next_page = end;
         if end < queue.jobs.page_count() {
             return Ok(ScanStep::Unfinished);

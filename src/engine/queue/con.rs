@@ -17,7 +17,7 @@
 //! takes O(log n). A job without such a key is not touched.
 
 use super::Queue;
-use super::groups::{Member, Place, Rank};
+use super::groups::{Member, MemberPlace, MemberRank};
 use super::job::{Job, State};
 use super::tube::Tube;
 use crate::engine::keys::{JobKey, Key, MemberKey, TubeKey};
@@ -64,7 +64,7 @@ impl Queue {
     fn add_member(&mut self, job: JobKey, key: MemberKey) {
         self.work.spend(WORK_PER_CHANGE);
         let group = self.unique.groups.members[key].rank.group;
-        let rank = Rank { group, ..self.rank_of(job) };
+        let rank = MemberRank { group, ..self.rank_of(job) };
         let first = self.unique.groups.first_of_group(rank);
         self.unique.groups.add(key, rank);
         self.tubes[rank.tube].jobs.behind += 1;
@@ -77,9 +77,9 @@ impl Queue {
     }
 
     /// Returns the rank of a job in whichever group.
-    fn rank_of(&self, job: JobKey) -> Rank {
+    fn rank_of(&self, job: JobKey) -> MemberRank {
         let Job { tube, epoch, pri, id, .. } = self.jobs[job];
-        Rank { pri, id, ..Rank::first(tube, epoch) }
+        MemberRank { pri, id, ..MemberRank::first(tube, epoch) }
     }
 
     /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
@@ -98,7 +98,7 @@ impl Queue {
         self.tubes[rank.tube].jobs.behind -= 1;
         let groups = &mut self.unique.groups;
         groups.remove(key);
-        if place != Place::Behind
+        if place != MemberPlace::Behind
             && let Some(next) = groups.first_of_group(rank)
         {
             groups.set_parked(next, true);
@@ -109,14 +109,14 @@ impl Queue {
     fn withdraw(&mut self, key: MemberKey) {
         let member = &mut self.unique.groups.members[key];
         match member.place {
-            Place::Offered => {
-                member.place = Place::Behind;
+            MemberPlace::Offered => {
+                member.place = MemberPlace::Behind;
                 let tube = &mut self.tubes[member.rank.tube];
                 tube.jobs.ready.remove(member.job.number(), &mut self.jobs);
                 tube.jobs.behind += 1;
             }
-            Place::Parked => self.unique.groups.set_parked(key, false),
-            Place::Behind | Place::Elsewhere | Place::Slot => {}
+            MemberPlace::Parked => self.unique.groups.set_parked(key, false),
+            MemberPlace::Behind | MemberPlace::Elsewhere | MemberPlace::Slot => {}
         }
     }
 
@@ -159,8 +159,8 @@ impl Queue {
 
     /// Returns the ready jobs of a tube that are not among [`TubeJobs::ready`](super::tube::TubeJobs).
     pub fn ready_behind(&self, tube: TubeKey) -> impl Iterator<Item = JobKey> + '_ {
-        let all = self.unique.groups.ready_from(Rank::first(tube, self.tubes[tube].epoch));
-        all.filter(|member| member.place != Place::Offered).map(|member| member.job)
+        let all = self.unique.groups.ready_from(MemberRank::first(tube, self.tubes[tube].epoch));
+        all.filter(|member| member.place != MemberPlace::Offered).map(|member| member.job)
     }
 
     // ---- Slots ----
@@ -168,7 +168,7 @@ impl Queue {
     /// Takes a slot for a detached job that is about to be reserved.
     pub(super) fn take_slot(&mut self, job: JobKey) {
         if let Some(key) = self.member_key(job) {
-            self.unique.groups.add(key, Rank { has_slot: true, ..self.rank_of(job) });
+            self.unique.groups.add(key, MemberRank { has_slot: true, ..self.rank_of(job) });
         }
     }
 
@@ -176,7 +176,7 @@ impl Queue {
     pub(super) fn free_slot(&mut self, job: JobKey) {
         let Some(key) = self.member_key(job) else { return };
         self.work.spend(WORK_PER_CHANGE);
-        if self.unique.groups.members[key].place == Place::Slot {
+        if self.unique.groups.members[key].place == MemberPlace::Slot {
             self.unique.groups.remove(key);
         }
     }
@@ -203,7 +203,7 @@ impl Queue {
             if !self.is_flushed(&self.jobs[job]) {
                 let tube = self.jobs[job].tube;
                 self.insert_ready(job, tube);
-                self.unique.groups.members[first].place = Place::Offered;
+                self.unique.groups.members[first].place = MemberPlace::Offered;
                 self.tubes[tube].jobs.behind -= 1;
                 self.announce(job, tube);
             }
@@ -220,7 +220,7 @@ impl Queue {
     /// Returns a flushed ready job that is behind others.
     pub(super) fn flushed_behind(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
         let groups = &self.unique.groups;
-        groups.first_from(Rank::first(tube, epoch)).map(|first| groups.members[first].job)
+        groups.first_from(MemberRank::first(tube, epoch)).map(|first| groups.members[first].job)
     }
 
     /// Takes a flushed job out of its group, before it is freed.
@@ -229,7 +229,7 @@ impl Queue {
         let groups = &mut self.unique.groups;
         match self.jobs[job].state {
             State::Ready(_) => {
-                if groups.members[key].place == Place::Parked {
+                if groups.members[key].place == MemberPlace::Parked {
                     groups.set_parked(key, false);
                 }
                 groups.remove(key);
@@ -248,8 +248,8 @@ impl Queue {
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns
     /// `false` if there is none.
     pub(super) fn free_flushed_slot(&mut self, tube: TubeKey, epoch: u8) -> bool {
-        let place = Rank { has_slot: true, ..Rank::first(tube, epoch) };
-        let first = self.unique.groups.first_from(place);
+        let least = MemberRank { has_slot: true, ..MemberRank::first(tube, epoch) };
+        let first = self.unique.groups.first_from(least);
         if let Some(key) = first {
             self.work.spend(WORK_PER_CHANGE);
             self.unique.groups.remove(key);
@@ -268,18 +268,24 @@ impl Queue {
             let (job, place) = (&self.jobs[member.job], member.place);
             assert_eq!(self.member_key(member.job), Some(key), "the member of job {}", job.id);
             let is_right = match job.state {
-                State::Ready(_) => !matches!(place, Place::Elsewhere | Place::Slot),
-                State::Reserved(_) => place == Place::Slot || self.is_flushed(job),
-                State::Delayed(_) | State::Buried(_) | State::Detached => place == Place::Elsewhere,
+                State::Ready(_) => !matches!(place, MemberPlace::Elsewhere | MemberPlace::Slot),
+                State::Reserved(_) => place == MemberPlace::Slot || self.is_flushed(job),
+                State::Delayed(_) | State::Buried(_) | State::Detached => {
+                    place == MemberPlace::Elsewhere
+                }
             };
             assert!(is_right, "job {}, {:?}, is {place:?}", job.id, job.state);
-            let Rank { has_slot, group, .. } = member.rank;
-            let rank = Rank { has_slot, group, ..self.rank_of(member.job) };
-            assert!(place == Place::Elsewhere || rank == member.rank, "the rank of job {}", job.id);
+            let MemberRank { has_slot, group, .. } = member.rank;
+            let rank = MemberRank { has_slot, group, ..self.rank_of(member.job) };
+            assert!(
+                place == MemberPlace::Elsewhere || rank == member.rank,
+                "the rank of job {}",
+                job.id
+            );
             if matches!(job.state, State::Ready(_)) && !self.is_flushed(job) {
                 let is_first = groups.first_of_group(rank) == Some(key);
-                assert_eq!(is_first, place != Place::Behind, "job {} is {place:?}", job.id);
-                *behind.entry(job.tube).or_default() += u32::from(place != Place::Offered);
+                assert_eq!(is_first, place != MemberPlace::Behind, "job {} is {place:?}", job.id);
+                *behind.entry(job.tube).or_default() += u32::from(place != MemberPlace::Offered);
             }
         });
         for (key, tube) in self.tubes.entries() {

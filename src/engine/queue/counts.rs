@@ -38,7 +38,7 @@ const BITS: u32 = 6;
 /// The largest count that fits in [`JobCounts`].
 const MAX_SMALL: u32 = (1 << BITS) - 1;
 /// Set if the other bits are a key.
-const LARGE: u32 = 1 << 31;
+const IS_LARGE: u32 = 1 << 31;
 
 impl Default for LargeCounts {
     fn default() -> LargeCounts {
@@ -62,11 +62,11 @@ impl JobCounts {
 
     /// Returns whether the job was never reserved. A job with large counts was, or is rare enough.
     pub fn is_never_reserved(&self) -> bool {
-        self.0 & (LARGE | MAX_SMALL) == 0
+        self.0 & (IS_LARGE | MAX_SMALL) == 0
     }
 
     fn large_key(&self) -> Option<LargeCountsKey> {
-        (self.0 & LARGE != 0).then(|| LargeCountsKey::from_number(self.0 ^ LARGE))
+        (self.0 & IS_LARGE != 0).then(|| LargeCountsKey::from_number(self.0 ^ IS_LARGE))
     }
 }
 
@@ -88,7 +88,7 @@ impl LargeCounts {
                 *counts = small;
             }
             (None, None) if self.0.try_reserve_one().is_ok() => {
-                *counts = JobCounts(self.0.insert(new).number() | LARGE);
+                *counts = JobCounts(self.0.insert(new).number() | IS_LARGE);
             }
             (None, None) => {}
         }
@@ -98,7 +98,7 @@ impl LargeCounts {
     /// largest one.
     #[inline]
     pub fn count_event(&mut self, counts: &mut JobCounts, event: CountedEvent) {
-        let is_small = counts.0 & LARGE == 0 && counts.0 >> shift(event) & MAX_SMALL < MAX_SMALL;
+        let is_small = counts.0 & IS_LARGE == 0 && counts.0 >> shift(event) & MAX_SMALL < MAX_SMALL;
         if is_small {
             counts.0 += 1 << shift(event);
         } else {

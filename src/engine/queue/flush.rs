@@ -14,7 +14,7 @@ use super::client::Client;
 use super::job::{Job, ReservedEntry, State};
 use super::outcomes::End;
 use super::tube::TubeJobs;
-use super::{Queue, WORK_PER_PAGE};
+use super::{Queue, WORK_PER_FREED_PAGE};
 use crate::engine::binlog::NoSpace;
 use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
@@ -285,7 +285,7 @@ impl Queue {
         self.drop_job(job);
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::try_from(freed).unwrap_or(usize::MAX);
-        self.work.spend(WORK_PER_FREE + pages * WORK_PER_PAGE);
+        self.work.spend(WORK_PER_FREE + pages * WORK_PER_FREED_PAGE);
     }
 
     // ---- Checking ----

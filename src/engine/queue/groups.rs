@@ -18,8 +18,8 @@ pub struct Member {
     pub con: Con,
     pub job: JobKey,
     /// Its rank when it became ready or was reserved.
-    pub rank: Rank,
-    pub place: Place,
+    pub rank: MemberRank,
+    pub place: MemberPlace,
     /// In [`Groups::placed`], and among the parked jobs of the group.
     links: [Links; 2],
 }
@@ -27,7 +27,7 @@ pub struct Member {
 /// The order of jobs with groups: those of a tube are next to each other, the ready ones of a group in it too.
 /// A flush changes the epoch of a tube.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank {
+pub struct MemberRank {
     pub tube: TubeKey,
     pub epoch: u8,
     pub has_slot: bool,
@@ -38,7 +38,7 @@ pub struct Rank {
 
 /// The place of a job in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemberPlace {
     /// It is neither ready nor reserved, or a flush has freed its slot.
     Elsewhere,
     /// It is reserved, and has a slot.
@@ -122,9 +122,9 @@ impl Groups {
         let new = Group { hash: con.group, ..Group::default() };
         let group = found.unwrap_or_else(|| self.groups.insert(new));
         self.change(group, |group| *group.limits.entry(con.limit).or_default() += 1);
-        let rank = Rank { group, ..Rank::default() };
+        let rank = MemberRank { group, ..MemberRank::default() };
         let links = [Links::LOOSE; 2];
-        self.members.insert(Member { con, job, rank, place: Place::Elsewhere, links })
+        self.members.insert(Member { con, job, rank, place: MemberPlace::Elsewhere, links })
     }
 
     /// Removes a job that is elsewhere from its group.
@@ -176,10 +176,10 @@ impl Groups {
     }
 
     /// Adds a member that was elsewhere: it becomes ready, behind others, or takes a slot.
-    pub fn add(&mut self, key: MemberKey, rank: Rank) {
+    pub fn add(&mut self, key: MemberKey, rank: MemberRank) {
         let member = &mut self.members[key];
-        member.rank = Rank { group: member.rank.group, ..rank };
-        member.place = if rank.has_slot { Place::Slot } else { Place::Behind };
+        member.rank = MemberRank { group: member.rank.group, ..rank };
+        member.place = if rank.has_slot { MemberPlace::Slot } else { MemberPlace::Behind };
         let group = member.rank.group;
         self.placed.insert(key.number(), &mut self.members);
         self.change(group, |group| *group.count_of(rank) += 1);
@@ -188,7 +188,7 @@ impl Groups {
     /// Removes a member that is ready and not parked, or has a slot. It is elsewhere then.
     pub fn remove(&mut self, key: MemberKey) {
         self.placed.remove(key.number(), &mut self.members);
-        self.members[key].place = Place::Elsewhere;
+        self.members[key].place = MemberPlace::Elsewhere;
         let rank = self.members[key].rank;
         self.change(rank.group, |group| *group.count_of(rank) -= 1);
     }
@@ -204,42 +204,42 @@ impl Groups {
         } else {
             parked.remove(key.number(), &mut self.members);
         }
-        self.members[key].place = if is_parked { Place::Parked } else { Place::Behind };
+        self.members[key].place = if is_parked { MemberPlace::Parked } else { MemberPlace::Behind };
         self.change(group, |_| {});
     }
 
     /// Returns the first ready job of a group in a tube, of which this is the rank of some job.
-    pub fn first_of_group(&self, of: Rank) -> Option<MemberKey> {
-        let first = self.first_from(Rank { pri: 0, id: 0, ..of });
+    pub fn first_of_group(&self, of: MemberRank) -> Option<MemberKey> {
+        let first = self.first_from(MemberRank { pri: 0, id: 0, ..of });
         first.filter(|&first| self.members[first].rank.group == of.group)
     }
 
     /// Returns the best ready job with a group in a tube; of more than `most` groups, that of some.
     pub fn best_in_tube(&self, tube: TubeKey, epoch: u8, most: usize) -> Option<JobKey> {
-        let first_from = |place| self.first_from(place).map(|key| &self.members[key]);
+        let first_from = |least| self.first_from(least).map(|key| &self.members[key]);
         let next = |it: &&Member| {
             let group = it.rank.group.number().checked_add(1).map(GroupKey::from_number)?;
-            first_from(Rank { group, pri: 0, id: 0, ..it.rank })
+            first_from(MemberRank { group, pri: 0, id: 0, ..it.rank })
         };
-        let firsts = std::iter::successors(first_from(Rank::first(tube, epoch)), next);
+        let firsts = std::iter::successors(first_from(MemberRank::first(tube, epoch)), next);
         firsts.take(most).min_by_key(|it| it.rank.in_group()).map(|it| it.job)
     }
 
-    /// Returns the ready jobs with a group in a tube, from this place on.
-    pub fn ready_from(&self, place: Rank) -> impl Iterator<Item = &Member> {
-        let from = self.placed.iter_from(&self.members, move |key| self.rank(key) < place);
+    /// Returns the ready jobs with a group in a tube, from this rank on.
+    pub fn ready_from(&self, least: MemberRank) -> impl Iterator<Item = &Member> {
+        let from = self.placed.iter_from(&self.members, move |key| self.rank(key) < least);
         let members = from.map(|key| at(key, &self.members));
-        members.take_while(move |member| member.rank.is_next_to(place))
+        members.take_while(move |member| member.rank.is_next_to(least))
     }
 
-    /// Returns the first job of a tube that is ready, or has a slot, from this place on.
-    pub fn first_from(&self, place: Rank) -> Option<MemberKey> {
-        let first = self.placed.first_from(&self.members, |key| self.rank(key) < place);
-        let first = first.filter(|&first| self.rank(first).is_next_to(place));
+    /// Returns the first job of a tube that is ready, or has a slot, from this rank on.
+    pub fn first_from(&self, least: MemberRank) -> Option<MemberKey> {
+        let first = self.placed.first_from(&self.members, |key| self.rank(key) < least);
+        let first = first.filter(|&first| self.rank(first).is_next_to(least));
         first.map(MemberKey::from_number)
     }
 
-    fn rank(&self, key: u32) -> Rank {
+    fn rank(&self, key: u32) -> MemberRank {
         at(key, &self.members).rank
     }
 
@@ -281,22 +281,22 @@ impl Groups {
                 let group = counted.entry(rank.group).or_default();
                 *group.limits.entry(con.limit).or_default() += 1;
             }
-            if place != Place::Elsewhere {
+            if place != MemberPlace::Elsewhere {
                 *counted.entry(rank.group).or_default().count_of(rank) += 1;
                 are_placed += 1;
-                assert_eq!(rank.has_slot, place == Place::Slot, "{key:?} is {place:?}");
+                assert_eq!(rank.has_slot, place == MemberPlace::Slot, "{key:?} is {place:?}");
             }
-            are_parked += usize::from(place == Place::Parked);
+            are_parked += usize::from(place == MemberPlace::Parked);
             each(key, member);
         }
         placed.check(members, format_args!("the jobs of groups"), |key| {
             let member = at(key, members);
-            in_tree += usize::from(member.place != Place::Elsewhere);
+            in_tree += usize::from(member.place != MemberPlace::Elsewhere);
         });
         for (key, group) in groups.iter() {
             group.parked.check(members, format_args!("the parked jobs of {key:?}"), |member| {
                 let Member { rank, place, .. } = members[MemberKey::from_number(member)];
-                assert_eq!((rank.group, place), (key, Place::Parked), "a parked job");
+                assert_eq!((rank.group, place), (key, MemberPlace::Parked), "a parked job");
             });
             parked += group.parked.len();
             assert!(group.is_freed || !group.waits(), "jobs of {key:?} stay parked");
@@ -315,15 +315,15 @@ impl Groups {
     }
 }
 
-impl Rank {
+impl MemberRank {
     /// Returns a place before all jobs with groups in a tube.
-    pub fn first(tube: TubeKey, epoch: u8) -> Rank {
-        Rank { tube, epoch, ..Rank::default() }
+    pub fn first(tube: TubeKey, epoch: u8) -> MemberRank {
+        MemberRank { tube, epoch, ..MemberRank::default() }
     }
 
     /// Returns whether both are ready jobs of a tube, or both have slots.
-    fn is_next_to(self, other: Rank) -> bool {
-        let part = |rank: Rank| (rank.tube, rank.epoch, rank.has_slot);
+    fn is_next_to(self, other: MemberRank) -> bool {
+        let part = |rank: MemberRank| (rank.tube, rank.epoch, rank.has_slot);
         part(self) == part(other)
     }
 
@@ -339,7 +339,7 @@ impl Group {
     }
 
     /// Returns the number of its jobs that are ready, or that of those with a slot.
-    fn count_of(&mut self, rank: Rank) -> &mut u32 {
+    fn count_of(&mut self, rank: MemberRank) -> &mut u32 {
         if rank.has_slot { &mut self.slots } else { &mut self.ready }
     }
 

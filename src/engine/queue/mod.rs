@@ -187,7 +187,7 @@ pub struct Totals {
 const URGENT_BELOW: u32 = 1024;
 
 /// Units of work to free a page of bodies together with its jobs.
-const WORK_PER_PAGE: usize = 32;
+const WORK_PER_FREED_PAGE: usize = 32;
 
 /// Units of work to move a job, and to reply to a connection that waited.
 const WORK_PER_MOVE: usize = 2;
@@ -365,7 +365,7 @@ impl Queue {
     /// Drops a reference to a body.
     pub fn drop_body(&mut self, body: Body) {
         if self.bodies.remove(body) {
-            self.work.spend(WORK_PER_PAGE);
+            self.work.spend(WORK_PER_FREED_PAGE);
         }
     }
 
