@@ -43,7 +43,7 @@
 //!       c.reply            the answer, into the output of the connection
 //!     server.deliver       into the outputs of the workers that waited
 //!   server.commit          the batch in one write, and a sync if it is due, perhaps in the background
-//!   server.flush           one write for each connection with output; close what has ended
+//!   server.send            one write for each connection with output; close what has ended
 //!   accept                 new clients; they are read from in the next iteration
 //!   monitoring             a line for the service manager, a slice of a page
 //! ```

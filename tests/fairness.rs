@@ -50,8 +50,8 @@ impl Server {
             assert!(self.waits <= self.most_waits, "a command of another client has waited");
         }
         let before = self.driver.facts();
-        let flushed = self.driver.iterate().sent.len();
-        assert!(flushed <= MOST_REPLIES, "{flushed} connections were flushed in one iteration");
+        let sent = self.driver.iterate().replies.len();
+        assert!(sent <= MOST_REPLIES, "{sent} connections were sent replies in one iteration");
         let after = self.driver.facts();
         let moved = before.jobs().into_iter().zip(after.jobs()).map(|(old, new)| old.abs_diff(new));
         moved.fold(before.tubes.abs_diff(after.tubes), u64::max)

@@ -59,11 +59,11 @@ pub struct Conn {
     pub sends_large_bodies: bool,
     /// The connection is in [`Store::dirty`].
     is_dirty: bool,
-    /// The connection is in [`Store::held`].
-    pub is_held: bool,
+    /// The connection is in [`Store::held_back`].
+    pub is_held_back: bool,
     /// The number of bytes at the front of the input that have no end of a line.
     searched: u16,
-    /// The unsent bytes, when [`Conn::is_stalled`] last looked, of an output with bodies that were read back; 0 if the
+    /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
     /// client has taken some since.
     unread: u32,
 }
@@ -208,7 +208,7 @@ impl Conn {
             input_ended: false,
             sends_large_bodies: false,
             is_dirty: false,
-            is_held: false,
+            is_held_back: false,
             searched: 0,
             unread: 0,
         }
@@ -254,22 +254,22 @@ impl Conn {
         (has_ended || matches!(self.doing, Doing::Closing)) && self.output.is_empty()
     }
 
-    /// Notes that the loop must flush the connection at the end of the iteration.
+    /// Notes that the loop must send the replies of the connection at the end of the iteration.
     pub fn mark_dirty(&mut self, s: &mut Store) {
         if !std::mem::replace(&mut self.is_dirty, true) {
             s.dirty.push(self.client.key);
         }
     }
 
-    /// Begins to flush: holds back output whose records are not acknowledged. Returns whether the client
+    /// Begins to send: holds back output whose records are not acknowledged. Returns whether the client
     /// is to be disconnected.
-    pub fn begin_flush(&mut self, s: &mut Store) -> bool {
+    pub fn begin_send(&mut self, s: &mut Store) -> bool {
         self.is_dirty = false;
         let Some(progress) = s.progress else { return false };
-        if self.output.hold(progress) && !std::mem::replace(&mut self.is_held, true) {
-            s.held.push(self.client.key);
+        if self.output.hold_back(progress) && !std::mem::replace(&mut self.is_held_back, true) {
+            s.held_back.push(self.client.key);
         }
-        self.client.unsent_since = self.output.held_since().unwrap_or(Nanos::NEVER);
+        self.client.unsent_since = self.output.held_back_since().unwrap_or(Nanos::NEVER);
         progress.is_overdue(self.client.unsent_since)
     }
 
@@ -282,7 +282,7 @@ impl Conn {
 
     /// Returns whether the client has taken nothing, since the last call, of an output with bodies that
     /// were read back, or of any output if that `takes_text`.
-    pub fn is_stalled(&mut self, takes_text: bool) -> bool {
+    pub fn is_unread(&mut self, takes_text: bool) -> bool {
         let holds_memory = takes_text || self.output.has_read_bodies();
         let len = if holds_memory { self.output.len() } else { 0 };
         let len = u32::try_from(len).unwrap_or(u32::MAX);

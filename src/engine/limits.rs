@@ -168,8 +168,8 @@ limits! {
     /// The bytes after which replies to other connections are sent in the next iteration. They take a
     /// few hundred microseconds.
     sent_per_iteration_bytes: usize = 2 * 1024 * 1024,
-    /// The stalled connections that are made ready in an iteration.
-    stalled_per_iteration: usize = 256,
+    /// The postponed connections that are made ready in an iteration.
+    postponed_per_iteration: usize = 256,
 }
 
 impl Default for Limits {

@@ -369,7 +369,7 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
             return retry_later(c, s, wanted);
         }
     }
-    go_on(c, s, wanted);
+    read_rest(c, s, wanted);
 }
 
 /// Sets where a reply gets a body from, if that needs no waiting for the disk.
@@ -417,7 +417,7 @@ pub fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
 }
 
 /// Lets a connection wait for its next turn, or replies.
-pub fn go_on(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
+pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
     if wanted.next().is_none() {
         want_evicted(s, &mut wanted);
     }
@@ -451,7 +451,7 @@ pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
         // Another connection may have read it, and the system may have read ahead.
         None => match fetch(c, s, &mut wanted, next) {
             Next::Nothing => {
-                go_on(c, s, wanted);
+                read_rest(c, s, wanted);
                 return true;
             }
             Next::Memory => false,

@@ -32,10 +32,10 @@ pub struct Store {
     command_at: Nanos,
     pub is_accept_failing: bool,
     pub is_draining: bool,
-    /// Connections to flush at the end of the iteration, each once.
+    /// Connections whose replies are sent at the end of the iteration, each once.
     pub dirty: Vec<ConnKey>,
     /// Connections with output that is held back, each once.
-    pub held: Vec<ConnKey>,
+    pub held_back: Vec<ConnKey>,
     /// Spare buffers of outputs.
     pub pool: Pool,
     /// The memory of the unused input of all connections, in bytes.
@@ -88,7 +88,7 @@ impl Store {
             is_accept_failing: false,
             is_draining: false,
             dirty: Vec::new(),
-            held: Vec::new(),
+            held_back: Vec::new(),
             pool: Pool::default(),
             input_bytes: 0,
             buffer_limit: usize::try_from(buffer_limit).unwrap_or(usize::MAX),

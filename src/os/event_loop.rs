@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! monitor -> wait -> begin: what is due -> visit each ready connection once -> commit
-//!   -> flush: write, close connections that have ended -> accept
+//!   -> send: write, close connections that have ended -> accept
 //! ```
 //!
 //! Clients are accepted last, so that a connection that ended makes room for one that came in
@@ -103,7 +103,7 @@ impl EventLoop {
             while self.server.visit_next(now).is_some() {}
             self.poller.now = self.server.store.queue.now;
             self.server.commit(self.poller.now).map_err(cannot_write)?;
-            self.server.flush(|| check(self.membership.as_ref()).is_ok());
+            self.server.send(|| check(self.membership.as_ref()).is_ok());
             check(self.membership.as_ref())?;
             if self.server.store.connections < open {
                 self.acceptor.on_close();
@@ -129,10 +129,10 @@ impl EventLoop {
             check(self.membership.as_ref())?;
         }
         let began_at = self.poller.read_clock();
-        self.server.flush(|| check(self.membership.as_ref()).is_ok());
+        self.server.send(|| check(self.membership.as_ref()).is_ok());
         while self.server.has_replies() && self.poller.now.since(began_at) < LAST_REPLIES_TIMEOUT {
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
-            self.server.flush_ready(|| check(self.membership.as_ref()).is_ok());
+            self.server.send_ready(|| check(self.membership.as_ref()).is_ok());
         }
         check(self.membership.as_ref())
     }

@@ -4,11 +4,11 @@
 //! The server runs over [`Pipe`]s instead of sockets. One iteration is the one of the event loop:
 //!
 //! ```text
-//! begin: what is due -> visit: each ready connection once, read and run -> commit -> flush: write, close
+//! begin: what is due -> visit: each ready connection once, read and run -> commit -> send: write, close
 //! ```
 //!
 //! [`Driver::iterate`] does all of it. A test that follows each step calls [`Driver::begin`],
-//! [`Driver::visit`], [`Driver::commit`] and [`Driver::flush`]. What a client sends in one call of
+//! [`Driver::visit`], [`Driver::commit`] and [`Driver::send`]. What a client sends in one call of
 //! [`Driver::receive`] arrives at once. An edge is told once: when bytes arrive, at the end of the input,
 //! and when a client reads again.
 
@@ -123,11 +123,11 @@ pub struct Visit {
     pub is_end_read: bool,
 }
 
-/// What one flush has done.
+/// What one send has done.
 #[derive(Debug, Default)]
-pub struct Flushed {
+pub struct Sent {
     /// The bytes that each client has received.
-    pub sent: Vec<(Client, Vec<u8>)>,
+    pub replies: Vec<(Client, Vec<u8>)>,
     /// The connections that the server has closed, in this order.
     pub closed: Vec<Client>,
 }
@@ -169,7 +169,7 @@ struct Wire {
     /// What the server has read since it was last taken, and whether that was the end.
     read: Vec<u8>,
     is_end_read: bool,
-    /// Sent by the server, and not taken as a part of a flush.
+    /// Sent by the server, and not taken as a part of a send.
     sent: Vec<u8>,
     /// How many more bytes the client reads. `None`: all.
     room: Option<usize>,
@@ -469,26 +469,26 @@ impl Driver {
     }
 
     /// Sends what may be sent, closes what has ended, and ends the iteration.
-    pub fn flush(&mut self) -> Flushed {
-        self.flush_with(|server| server.flush(|| true))
+    pub fn send(&mut self) -> Sent {
+        self.send_with(|server| server.send(|| true))
     }
 
-    fn flush_with(&mut self, flush: impl FnOnce(&mut Server<Pipe>)) -> Flushed {
+    fn send_with(&mut self, send: impl FnOnce(&mut Server<Pipe>)) -> Sent {
         self.note_made();
         let dirty: Vec<Client> =
             self.server.dirty().iter().filter_map(|key| self.by_key.get(key).copied()).collect();
         let before: Vec<Client> = self.by_key.values().copied().collect();
-        flush(&mut self.server);
+        send(&mut self.server);
         self.is_iteration_open = false;
-        let mut sent: Vec<(Client, Vec<u8>)> =
+        let mut replies: Vec<(Client, Vec<u8>)> =
             before.iter().map(|&client| (client, self.links[client].take_sent())).collect();
-        sent.retain(|(client, bytes)| dirty.contains(client) || !bytes.is_empty());
+        replies.retain(|(client, bytes)| dirty.contains(client) || !bytes.is_empty());
         let mut closed = before;
         closed.retain(|&client| self.is_closed(client));
         closed.sort_by_key(|&client| self.links[client].wire.borrow().closed);
         self.forget_closed();
         self.note_made();
-        Flushed { sent, closed }
+        Sent { replies, closed }
     }
 
     fn close(&mut self, client: Client) {
@@ -520,15 +520,15 @@ impl Driver {
     // ---- Many iterations ----
 
     /// Runs one iteration. An error is that of the disk.
-    pub fn try_iterate(&mut self) -> Result<Flushed, BinlogError> {
+    pub fn try_iterate(&mut self) -> Result<Sent, BinlogError> {
         self.now = self.now + self.options.period;
         self.begin();
         while self.visit().is_some() {}
         self.commit()?;
-        Ok(self.flush())
+        Ok(self.send())
     }
 
-    pub fn iterate(&mut self) -> Flushed {
+    pub fn iterate(&mut self) -> Sent {
         self.try_iterate().expect("the disk works")
     }
 
@@ -617,7 +617,7 @@ impl Driver {
         self.server.store.queue.clock_offset = ClockOffset::between(self.now, wall_clock);
     }
 
-    /// Ends the server as an operator does. What may still be sent is sent by [`Driver::flush_last`].
+    /// Ends the server as an operator does. What may still be sent is sent by [`Driver::send_last`].
     pub fn stop(&mut self) -> Result<(), BinlogError> {
         self.server.stop(self.now)
     }
@@ -629,11 +629,11 @@ impl Driver {
     }
 
     /// Sends what may be sent without another command, once to each client: for a server that has stopped.
-    pub fn flush_last(&mut self) -> Flushed {
+    pub fn send_last(&mut self) -> Sent {
         for key in self.by_key.keys() {
             self.server.note(*key, |_| {});
         }
-        self.flush_with(|server| server.flush_ready(|| true))
+        self.send_with(|server| server.send_ready(|| true))
     }
 
     /// Returns whether too many changes wait for a remote disk: no connection is visited.

@@ -17,9 +17,7 @@
 use super::event::{Crash, Event, Setup};
 use super::journal::{End, Journal};
 use super::model::{ClientNumber, Model};
-use crate::harness::driver::{
-    self, Client, Driver, Flushed, Limits, Nanos, Settings, Syncing, Visit,
-};
+use crate::harness::driver::{self, Client, Driver, Limits, Nanos, Sent, Settings, Syncing, Visit};
 use crate::harness::fake_disk::{FakeDisk, Files, ReadFault, to_usize};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -429,7 +427,7 @@ impl Simulation {
         self.sockets.get_mut(&number).expect("the client is connected")
     }
 
-    /// Commits and flushes.
+    /// Commits, and sends replies.
     fn end_iteration(&mut self) -> Result<(), Failure> {
         self.begin_iteration()?;
         if let Err(failure) = self.driver.commit() {
@@ -446,8 +444,8 @@ impl Simulation {
         }
         self.judge_each_step()?;
         self.note_commit()?;
-        let flushed = self.driver.flush();
-        self.follow_flush(&flushed)?;
+        let sent = self.driver.send();
+        self.follow_sent(&sent)?;
         self.check_clients()
     }
 
@@ -535,9 +533,9 @@ impl Simulation {
     }
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.
-    fn follow_flush(&mut self, flushed: &Flushed) -> Result<(), Failure> {
+    fn follow_sent(&mut self, sent: &Sent) -> Result<(), Failure> {
         let progress = self.disk.progress();
-        for (client, bytes) in &flushed.sent {
+        for (client, bytes) in &sent.replies {
             let number = self.numbers[client];
             // Nothing takes it later.
             self.driver.take(*client);
@@ -560,7 +558,7 @@ impl Simulation {
                 all.push((number, bytes.clone()));
             }
         }
-        for client in &flushed.closed {
+        for client in &sent.closed {
             let number = self.numbers[client];
             self.check_close(number)?;
             self.forget(number);

@@ -10,7 +10,7 @@
 //! parts                         60000 bytes and CR LF
 //! ```
 //!
-//! A reply must not be sent before a remote disk has synced its record. [`Output::hold`] marks
+//! A reply must not be sent before a remote disk has synced its record. [`Output::hold_back`] marks
 //! the bytes that wait. There are two marks: for the sync in progress, and for the next one. So
 //! a client that sends on and on gets replies with each sync.
 //!
@@ -45,14 +45,14 @@ struct Pending {
     part_sent: usize,
     /// The number of bytes of all parts that were not sent yet.
     parts_len: usize,
-    /// What is held back. `None` if the disk is local, and before [`Output::hold`]: then all bytes may
+    /// What is held back. `None` if the disk is local, and before [`Output::hold_back`]: then all bytes may
     /// be sent.
-    held: Option<Held>,
+    held_back: Option<HeldBack>,
 }
 
 /// Which bytes of an output may be sent, and which wait for a sync.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct HeldBack {
     /// The number of bytes that may be sent.
     sendable_len: usize,
     /// The bytes that wait longest, if any wait.
@@ -146,15 +146,15 @@ impl Output {
 
     /// Holds back bytes until the changes before them are synced, and releases those whose changes are.
     /// Returns whether some are held back.
-    pub fn hold(&mut self, progress: Progress) -> bool {
+    pub fn hold_back(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
         let len = pending[0].len();
-        pending[0].held.get_or_insert_default().update(len, progress)
+        pending[0].held_back.get_or_insert_default().update(len, progress)
     }
 
     /// Returns since when bytes are held back, if some are.
-    pub fn held_since(&self) -> Option<Nanos> {
-        Some(self.0.as_ref()?[0].held?.first?.since)
+    pub fn held_back_since(&self) -> Option<Nanos> {
+        Some(self.0.as_ref()?[0].held_back?.first?.since)
     }
 
     /// Ensures that appending `text_len` bytes and `parts` large bodies allocates nothing.
@@ -315,7 +315,7 @@ impl Pending {
     }
 
     fn sendable_len(&self) -> usize {
-        self.held.map_or_else(|| self.len(), |held| held.sendable_len)
+        self.held_back.map_or_else(|| self.len(), |held_back| held_back.sendable_len)
     }
 
     /// Stores the first `len` bytes in `slices`, or about `most` of them if some are in parts.
@@ -355,8 +355,8 @@ impl Pending {
     }
 
     fn sent(&mut self, mut count: usize, bodies: &mut Bodies) {
-        if let Some(held) = &mut self.held {
-            held.sent(count);
+        if let Some(held_back) = &mut self.held_back {
+            held_back.sent(count);
         }
         while count > 0 {
             let text_end = self.parts.front().map_or(self.text.len(), |shared| shared.at);
@@ -387,11 +387,11 @@ impl Pending {
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, parts, part_sent, parts_len, held } = self;
-        if let Some(Held { sendable_len, first, last, .. }) = held {
+        let Pending { text, text_sent, parts, part_sent, parts_len, held_back } = self;
+        if let Some(HeldBack { sendable_len, first, last, .. }) = held_back {
             let marks = [first, last].into_iter().flatten().map(|mark| mark.len);
             let ends = [*sendable_len].into_iter().chain(marks).chain([self.len()]);
-            assert!(ends.is_sorted(), "{what}: {held:?} of {} bytes", self.len());
+            assert!(ends.is_sorted(), "{what}: {held_back:?} of {} bytes", self.len());
         }
         let mut before = *text_sent;
         let mut len = 0;
@@ -424,7 +424,7 @@ impl Pending {
     }
 }
 
-impl Held {
+impl HeldBack {
     /// Releases the bytes whose changes are synced, and holds back those of an output of `len` bytes that are
     /// new. Returns whether some are held back.
     fn update(&mut self, len: usize, progress: Progress) -> bool {
@@ -479,8 +479,8 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.spare.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.spare.len());
         for pending in &self.spare {
-            let Pending { text, text_sent, parts, part_sent, parts_len, held } = &pending[0];
-            assert!(held.is_none(), "a buffer of the pool is held back");
+            let Pending { text, text_sent, parts, part_sent, parts_len, held_back } = &pending[0];
+            assert!(held_back.is_none(), "a buffer of the pool is held back");
             assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
             assert!(
                 text.capacity() <= Pool::MAX_TEXT_CAPACITY,
@@ -499,7 +499,7 @@ impl Pool {
         }
         pending.text.clear();
         pending.text_sent = 0;
-        pending.held = None;
+        pending.held_back = None;
         if pending.parts.capacity() > 0 {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);

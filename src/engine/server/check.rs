@@ -7,7 +7,7 @@ use crate::engine::keys::ConnKey;
 use crate::engine::queue::body::Bodies;
 
 impl<S> Server<S> {
-    /// Returns the connections that are flushed at the end of the iteration.
+    /// Returns the connections whose replies are sent at the end of the iteration.
     pub fn dirty(&self) -> &[ConnKey] {
         &self.store.dirty
     }

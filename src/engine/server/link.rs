@@ -19,7 +19,7 @@ pub struct Link<S> {
     /// Iterations since replies were last sent.
     pub delayed_sends: u8,
     /// It is in the list of connections for which there was no memory for replies.
-    pub is_stalled: bool,
+    pub is_postponed: bool,
 }
 
 /// What is known of a stream.
@@ -51,7 +51,7 @@ impl<S> Link<S> {
             seen: Readiness { is_writable: true, reads_to_the_end, ..Readiness::default() },
             is_queued: false,
             delayed_sends: 0,
-            is_stalled: false,
+            is_postponed: false,
         }
     }
 
@@ -71,7 +71,7 @@ impl<S> Link<S> {
     }
 
     /// Returns whether there is more to do in the next iteration.
-    // Each flush asks: the call would cost as much as the answer.
+    // Each send asks: the call would cost as much as the answer.
     #[inline]
     pub fn has_more(&self, s: &Store) -> bool {
         let c = &self.conn;

@@ -7,7 +7,7 @@
 //! begin         what is due: timers, closed connections, long lists, flushes, bodies from the disk
 //! visit_next    each ready connection once: read, run commands; then the waits that they have ended
 //! commit        the records of the iteration in one write
-//! flush         one write for each connection with output; close those that have ended
+//! send          one write for each connection with output; close those that have ended
 //! ```
 //!
 //! A connection is borrowed once for its visit, and handed down with the store. A command may end the
@@ -66,7 +66,7 @@ pub struct Server<S> {
     pub store: Store,
     visits: Visits,
     /// Connections whose commands may have to wait until memory for replies is not short.
-    stalled: Vec<ConnKey>,
+    postponed: Vec<ConnKey>,
     /// The bytes of the last read, of whatever connection. Longer than a read, because the system maps
     /// only the written pages of a block of this size.
     scratch: Box<[u8]>,
@@ -107,7 +107,7 @@ impl<S> Server<S> {
             links: Links::default(),
             store: Store::new(settings, limits, process, now),
             visits: Visits::default(),
-            stalled: Vec::new(),
+            postponed: Vec::new(),
             scratch: vec![0; scratch_len].into_boxed_slice(),
             read_len: read_bytes,
             leaving: VecDeque::new(),
@@ -131,7 +131,7 @@ impl<S> Server<S> {
                 self.store.connections + self.store.queue.limits.accepts_per_iteration + 1;
             self.visits.try_reserve(clients)?;
             self.store.dirty.try_reserve(clients)?;
-            self.store.held.try_reserve(clients)?;
+            self.store.held_back.try_reserve(clients)?;
             if self.store.settings.body_cache_bytes.is_some() {
                 self.store.reads.try_reserve(clients)?;
             }
@@ -396,16 +396,16 @@ impl<S> Server<S> {
             (false, false) | (true, true) => {}
         }
         if progress.ended > before.ended || (progress.has_overdue() && progress.now > before.now) {
-            let mut held = std::mem::take(&mut s.held);
-            for key in held.drain(..) {
+            let mut held_back = std::mem::take(&mut s.held_back);
+            for key in held_back.drain(..) {
                 // The connection may have been closed, and its key given to a new one.
                 self.with(key, |c, s| {
-                    c.is_held = false;
+                    c.is_held_back = false;
                     c.mark_dirty(s);
                 });
             }
             // Its memory is reserved for all connections.
-            self.store.held = held;
+            self.store.held_back = held_back;
         }
     }
 
@@ -517,7 +517,7 @@ impl<S: Read + Write> Server<S> {
         let goes_on = link.conn.has_backlog || !link.conn.doing.is_runnable();
         self.deliver();
         match read {
-            Ok(()) if goes_on => self.go_on(key),
+            Ok(()) if goes_on => self.run_rest(key),
             Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
         }
@@ -527,7 +527,7 @@ impl<S: Read + Write> Server<S> {
     /// Goes on with a connection that has ended the wait of another one, or whose reply had bodies that were
     /// in the page cache. One that is gone waits for no others: its jobs are for other clients, and its next commands
     /// run.
-    fn go_on(&mut self, key: ConnKey) {
+    fn run_rest(&mut self, key: ConnKey) {
         let resume = |c: &mut Conn, s: &mut Store| {
             let may_run = c.has_backlog && s.queue.work.is_left() && c.can_run(s);
             if may_run {

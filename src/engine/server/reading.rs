@@ -10,7 +10,7 @@ use crate::engine::keys::ConnKey;
 use crate::engine::queue::body_cache::Begun;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
-    WantedBodies, give_up_waiting, go_on, retry_later, start_reply, take_body, take_turn,
+    WantedBodies, give_up_waiting, read_rest, retry_later, start_reply, take_body, take_turn,
     take_wanted,
 };
 use crate::engine::store::Store;
@@ -52,7 +52,7 @@ impl<S> Server<S> {
         self.start_replies();
         // Replies that were refused have given jobs to workers.
         self.deliver();
-        self.close_stalled();
+        self.close_unread();
     }
 
     /// Returns the replies that wait for memory first.
@@ -69,7 +69,7 @@ impl<S> Server<S> {
 
     /// Closes connections that take nothing of a reply for a second while another one has waited for its memory for
     /// 10 s: otherwise clients that never read could keep all workers from their jobs.
-    fn close_stalled(&mut self) {
+    fn close_unread(&mut self) {
         if self.look_due() > self.store.queue.now {
             return;
         }
@@ -78,7 +78,7 @@ impl<S> Server<S> {
         let takes_text = self.fronts().any(|wanted| wanted.is_crowded_out(&self.store));
         for index in 0..self.links.numbers_end() {
             self.with(ConnKey::from_index(index), |c, s| {
-                if c.is_stalled(takes_text) && is_short {
+                if c.is_unread(takes_text) && is_short {
                     debug!("connection {index}: its reply is unread, and its memory wanted");
                     c.fail(s);
                 }
@@ -175,7 +175,7 @@ impl<S> Server<S> {
                     let body = body.as_ref().and_then(Option::as_ref);
                     let can_go_on =
                         body.is_none_or(|body| take_body(c, s, &mut wanted.bodies[next], body));
-                    if can_go_on { go_on(c, s, wanted) } else { retry_later(c, s, wanted) }
+                    if can_go_on { read_rest(c, s, wanted) } else { retry_later(c, s, wanted) }
                 });
             }
         }

@@ -12,20 +12,20 @@ use std::io::{Read, Write};
 impl<S: Read + Write> Server<S> {
     /// Sends the replies of this iteration, while `may_send` returns true, then closes connections. A
     /// close may give jobs to waiting workers, whose replies wait for the next commit.
-    pub fn flush(&mut self, may_send: impl Fn() -> bool) {
+    pub fn send(&mut self, may_send: impl Fn() -> bool) {
         let (mut sent, left_before) = (0, self.leaving.len());
         for at in 0..self.store.dirty.len() {
             // The process may have been stopped since the last reply.
             if may_send() {
-                self.flush_one(self.store.dirty[at], &mut sent);
+                self.send_one(self.store.dirty[at], &mut sent);
             }
         }
         self.store.dirty.clear();
-        if !self.stalled.is_empty() && !self.store.is_crowded() {
-            self.wake_stalled();
+        if !self.postponed.is_empty() && !self.store.is_crowded() {
+            self.wake_postponed();
         }
         if self.store.is_congested() {
-            self.flush_unvisited();
+            self.send_unvisited();
         }
         let closed = self.leaving.len() - left_before;
         if closed > 0 {
@@ -41,10 +41,10 @@ impl<S: Read + Write> Server<S> {
 
     /// Sends replies to one connection, unless it is worth waiting for more of them. Then enqueues the
     /// connection if there is more to do.
-    fn flush_one(&mut self, key: ConnKey, sent: &mut usize) {
-        let Server { links, store: s, visits, leaving, stalled, is_stopping, .. } = self;
+    fn send_one(&mut self, key: ConnKey, sent: &mut usize) {
+        let Server { links, store: s, visits, leaving, postponed, is_stopping, .. } = self;
         let Some(link) = link_of(links, key) else { return };
-        let is_overdue = link.conn.begin_flush(s);
+        let is_overdue = link.conn.begin_send(s);
         let is_short = link.conn.output.len() < s.queue.limits.gathered_bytes;
         let gathers = link.conn.has_backlog && is_short && !*is_stopping && link.conn.can_run(s);
         let delays = gathers && link.delayed_sends < s.queue.limits.delayed_sends;
@@ -62,10 +62,11 @@ impl<S: Read + Write> Server<S> {
                 return leaving.push_back(key);
             }
         }
-        let may_stall = link.conn.output.sendable_len() > 0 && !link.is_stalled && s.is_crowded();
-        if may_stall && headroom::leave(Headroom::Quarter, || stalled.try_reserve(1)).is_ok() {
-            link.is_stalled = true;
-            stalled.push(key);
+        let is_postponed =
+            link.conn.output.sendable_len() > 0 && !link.is_postponed && s.is_crowded();
+        if is_postponed && headroom::leave(Headroom::Quarter, || postponed.try_reserve(1)).is_ok() {
+            link.is_postponed = true;
+            postponed.push(key);
         }
         if is_overdue || link.conn.is_finished() {
             link.close(s, None);
@@ -75,22 +76,22 @@ impl<S: Read + Write> Server<S> {
         }
     }
 
-    /// Visits stalled connections again, some in each iteration, now that memory for replies is not
+    /// Visits postponed connections again, some in each iteration, now that memory for replies is not
     /// short. Some of them may have ended or been visited since.
-    fn wake_stalled(&mut self) {
-        let Server { links, store: s, visits, stalled, .. } = self;
-        let first = stalled.len().saturating_sub(s.queue.limits.stalled_per_iteration);
-        for key in stalled.drain(first..) {
+    fn wake_postponed(&mut self) {
+        let Server { links, store: s, visits, postponed, .. } = self;
+        let first = postponed.len().saturating_sub(s.queue.limits.postponed_per_iteration);
+        for key in postponed.drain(first..) {
             if let Some(link) = link_of(links, key) {
-                link.is_stalled = false;
+                link.is_postponed = false;
                 visits.add(link);
             }
         }
     }
 
-    /// Makes the next iteration flush connections that are not visited while the disk is congested. If none of
+    /// Makes the next iteration send replies to connections that are not visited while the disk is congested. If none of
     /// their commands will run soon, closes the others, which have commands to run.
-    fn flush_unvisited(&mut self) {
+    fn send_unvisited(&mut self) {
         let Server { links, store: s, visits, leaving, .. } = self;
         let is_overdue = s.progress.is_some_and(Progress::has_overdue);
         visits.retain(|key| {
@@ -109,7 +110,7 @@ impl<S: Read + Write> Server<S> {
     }
 
     /// Flushes each connection that is ready: for a server that stops, and visits none any more.
-    pub fn flush_ready(&mut self, may_send: impl Fn() -> bool) {
+    pub fn send_ready(&mut self, may_send: impl Fn() -> bool) {
         let Server { links, store: s, visits, .. } = self;
         visits.retain(|key| {
             if let Some(link) = link_of(links, key) {
@@ -118,6 +119,6 @@ impl<S: Read + Write> Server<S> {
             }
             false
         });
-        self.flush(may_send);
+        self.send(may_send);
     }
 }

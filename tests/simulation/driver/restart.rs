@@ -54,9 +54,9 @@ impl Simulation {
         }
         loop {
             self.hold_replies();
-            let flushed = self.driver.flush_last();
-            self.follow_flush(&flushed)?;
-            if flushed.closed.is_empty() && flushed.sent.iter().all(|(_, bytes)| bytes.is_empty()) {
+            let sent = self.driver.send_last();
+            self.follow_sent(&sent)?;
+            if sent.closed.is_empty() && sent.replies.iter().all(|(_, bytes)| bytes.is_empty()) {
                 break;
             }
         }
