@@ -9,6 +9,7 @@ use etcd_client::{
     Certificate, ConnectOptions, GetOptions, Identity, KeyValue, ResponseHeader, TlsOptions, Txn,
     TxnOp,
 };
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
 use std::fs;
@@ -16,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// The nodes, and a connection to one of them.
@@ -153,28 +155,42 @@ impl Nodes {
 
     /// Connects to the current node. Requests to nodes of two clusters would find two leaders. So a node is refused
     /// that has another cluster than before, as after a start with a wrong list of members, unless most nodes have it:
-    /// then etcd was restored.
+    /// then etcd was restored. The first node is refused if another cluster has as many of the nodes that answer.
     async fn connect(&self) -> Result<Arc<dyn Node>, Failure> {
-        let (node, cluster) = self.connect_to(&self.addresses[self.current]).await?;
+        let (node, cluster) = self.connect_to(self.current).await?;
         let known = self.cluster.load(Ordering::Relaxed);
-        if known != 0 && known != cluster {
-            let mut members = 0;
-            for address in &self.addresses {
-                let other = self.connect_to(address).await;
-                members += usize::from(other.is_ok_and(|(_, other)| other == cluster));
-            }
-            if members * 2 <= self.count() {
-                let text = "it has left the cluster of the other nodes".to_owned();
-                return Err(Failure { kind: Kind::Passing, text });
-            }
+        if known != cluster && !self.may_join(cluster, known == 0).await {
+            let text = "it has left the cluster of the other nodes".to_owned();
+            return Err(Failure { kind: Kind::Passing, text });
         }
         self.cluster.store(cluster, Ordering::Relaxed);
         Ok(node)
     }
 
+    /// Returns whether most nodes have the cluster of the current one, or, if it `is_first`, no other cluster has as
+    /// many nodes.
+    async fn may_join(&self, cluster: u64, is_first: bool) -> bool {
+        let mut asked = JoinSet::new();
+        for other in (0..self.count()).filter(|&other| other != self.current) {
+            let nodes = self.clone();
+            asked.spawn(async move { nodes.connect_to(other).await.ok().map(|(_, id)| id) });
+        }
+        let mut members = BTreeMap::from([(cluster, 1)]);
+        while members[&cluster] * 2 <= self.count()
+            && let Some(other) = asked.join_next().await
+        {
+            if let Ok(Some(id)) = other {
+                *members.entry(id).or_default() += 1;
+            }
+        }
+        let own = members.remove(&cluster).expect("the current node is a member");
+        own * 2 > self.count() || is_first && members.into_values().all(|others| others < own)
+    }
+
     /// Connects to a node. Also returns the id of its cluster.
-    async fn connect_to(&self, address: &str) -> Result<(Arc<dyn Node>, u64), Failure> {
-        let node = within(self.connect_timeout, self.etcd.connect(address)).await?;
+    async fn connect_to(&self, index: usize) -> Result<(Arc<dyn Node>, u64), Failure> {
+        let connected = self.etcd.connect(&self.addresses[index]);
+        let node = within(self.connect_timeout, connected).await?;
         let status = within(self.timeout, node.status()).await?;
         Ok((node, status.header().map_or(0, ResponseHeader::cluster_id)))
     }
@@ -206,9 +222,9 @@ impl Nodes {
             let hint = if is_closed { self.hint } else { "" };
             failure.text += &format!("{hint}; check that etcd runs there, and the URL of -b");
         }
-        // One node may have a wrong certificate, or an old one.
-        if failure.kind == Kind::Lasting && self.refusals + 1 < self.count() {
-            self.refusals += 1;
+        // One node may have a wrong certificate, or an old one. The others must refuse too, and not be gone.
+        self.refusals = if failure.kind == Kind::Lasting { self.refusals + 1 } else { 0 };
+        if failure.kind == Kind::Lasting && self.refusals < self.count() {
             failure.kind = Kind::Passing;
         }
         if failure.kind == Kind::Passing {
