@@ -14,12 +14,13 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{advance, sleep};
 
@@ -60,6 +61,7 @@ pub struct Server {
     serving: Option<Pin<Box<dyn Future<Output = ()>>>>,
     shared: Arc<Shared>,
     requests: UnboundedSender<Request>,
+    end: Option<oneshot::Sender<Sender<()>>>,
     disk: EtcdDisk,
     /// How many syncs were begun and have ended.
     begun: u64,
@@ -287,9 +289,7 @@ impl Cluster {
                 }
                 let is_complete = term.acknowledged == term.changes.len();
                 if is_complete && matches!(server.phase, Phase::Ending(_)) {
-                    let (done, _) = channel();
-                    let _ = server.requests.send(Request::End(done));
-                    server.phase = Phase::Leaving;
+                    server.leave();
                 }
             }
             // The process waits this long for etcd, and ends.
@@ -470,14 +470,16 @@ impl Server {
             lease_file: None,
         };
         let (requests, received) = unbounded_channel();
+        let (end, ended) = oneshot::channel();
         Server {
             runtime: runtime.expect("a runtime"),
-            serving: Some(Box::pin(serve(member, received))),
+            serving: Some(Box::pin(serve(member, received, ended))),
             disk: EtcdDisk::new(Arc::clone(&shared), requests.clone()),
             begun: 0,
             ended: 0,
             shared,
             requests,
+            end: Some(end),
             name,
             phase: Phase::StandingBy,
             is_stopped: false,
@@ -486,6 +488,14 @@ impl Server {
             speed: 100,
             waiting_ms: 0,
         }
+    }
+
+    /// Gives back the lease, whatever is acknowledged.
+    pub fn leave(&mut self) {
+        let (done, _) = channel();
+        let _ = self.end.take().expect("it has not left").send(done);
+        self.phase = Phase::Leaving;
+        self.waiting_ms = 0;
     }
 
     /// Sends SIGTERM: no more commands are taken, and the lease is given back after the last

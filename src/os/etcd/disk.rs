@@ -24,8 +24,6 @@ pub enum Request {
     Store(Vec<Change>),
     /// An import ends: servers can use the binlog from now on.
     EndImport(Sender<io::Result<()>>),
-    /// The lease is given back, and the thread ends.
-    End(Sender<()>),
 }
 
 pub type Requests = UnboundedSender<Request>;

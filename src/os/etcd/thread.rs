@@ -17,7 +17,7 @@ use crate::os::sys::{clock::monotonic, machine};
 use mio::Waker;
 use std::env;
 use std::fmt::Display;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,12 +27,15 @@ use std::thread;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// A server that leads, or waits until it can, or only reads the log.
 pub struct Membership {
     shared: Arc<Shared>,
     requests: Requests,
+    /// Ends the thread, whatever it does.
+    end: Option<oneshot::Sender<Sender<()>>>,
     etcd: EtcdOptions,
 }
 
@@ -62,10 +65,11 @@ impl Membership {
         };
         let runtime = runtime().map_err(cannot_start(etcd))?;
         let (requests, received) = unbounded_channel();
-        let serve = move || runtime.block_on(serve(member, received));
+        let (end, ended) = oneshot::channel();
+        let serve = move || runtime.block_on(serve(member, received, ended));
         let started = thread::Builder::new().name("etcd".to_owned()).spawn(serve);
         started.map_err(cannot_start(etcd))?;
-        Ok(Membership { shared, requests, etcd: etcd.clone() })
+        Ok(Membership { shared, requests, end: Some(end), etcd: etcd.clone() })
     }
 
     /// Ends the lease of a process that was killed, so that the next server leads at once. One that has
@@ -112,7 +116,7 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let (done, wait) = channel();
-        if self.requests.send(Request::End(done)).is_ok() {
+        if self.end.take().is_some_and(|end| end.send(done).is_ok()) {
             let _ = wait.recv_timeout(LEAVE_TIMEOUT);
         }
     }
@@ -143,10 +147,16 @@ impl Failure {
     }
 }
 
-/// Serves requests until one ends it, and leads meanwhile.
-pub async fn serve(member: Member, requests: UnboundedReceiver<Request>) {
+/// Serves requests, and leads meanwhile, until its end: then it gives back the lease, and reports that. A change that
+/// is not stored by then may be lost or not, as at the end of the process.
+pub async fn serve(
+    member: Member,
+    requests: UnboundedReceiver<Request>,
+    ended: oneshot::Receiver<Sender<()>>,
+) {
     let (shared, mut nodes) = (Arc::clone(&member.shared), member.nodes.clone());
-    let done = beside(member.clone().lead(), answer(member, requests)).await;
+    let work = beside(member.clone().lead(), answer(member, requests));
+    let done = beside(work, ended).await;
     let lease = shared.state().lease;
     if lease != 0 {
         let _ = nodes.ask(|node| node.revoke(lease)).await;
@@ -154,14 +164,15 @@ pub async fn serve(member: Member, requests: UnboundedReceiver<Request>) {
     let _ = done.map(|done| done.send(()));
 }
 
-/// Serves requests until one ends that. Returns where its end is reported.
-async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) -> Option<Sender<()>> {
+/// Serves requests, one after the other. Has no end.
+async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
     let (shared, duty) = (Arc::clone(&member.shared), member.duty);
     let mut log = Log::new(member);
     loop {
         let request = beside(log.idle(), poll_fn(|context| requests.poll_recv(context))).await;
+        let Some(request) = request else { return pending().await };
         // A caller that does not wait for the answer any more does not need it.
-        match request? {
+        match request {
             Request::Read(to) => {
                 let read = if duty == Duty::Read { log.read_unled().await } else { Ok(()) };
                 let _ = to.send(read.map(|()| log.cache.clone()).map_err(Failure::of_read));
@@ -174,6 +185,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) -> Opt
                     Ok(()) => {
                         shared.note_stored(len);
                         let _ = log.delete_garbage().await;
+                        let _ = log.note_last().await;
                     }
                     Err(failure) => shared.set_standing(Err(failure)),
                 }
@@ -182,14 +194,13 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) -> Opt
                 let ended = log.store(vec![Change::EndImport]).await;
                 let _ = to.send(ended.map_err(Failure::of_read));
             }
-            Request::End(done) => return Some(done),
         }
     }
 }
 
 impl Log {
-    /// What a server does that has no request: a leader deletes chunks of removed files, and a server that
-    /// stands by reads the log, so that it can take over soon.
+    /// What a server does that has no request: a leader deletes chunks of removed files and notes the last one, and a
+    /// server that stands by reads the log, so that it can take over soon.
     async fn idle(&mut self) {
         let shared = Arc::clone(&self.member.shared);
         let mut pause = GARBAGE_PAUSE;
@@ -201,6 +212,10 @@ impl Log {
                 Ok(Standing::Leader) if self.delete_garbage().await.unwrap_or(true) => {
                     GARBAGE_PAUSE
                 }
+                Ok(Standing::Leader) => {
+                    let _ = self.note_last().await;
+                    IDLE_PAUSE
+                }
                 Ok(Standing::Standby(_) | Standing::Undecided) if has_won => {
                     let read = self.take_over().await;
                     shared.set_standing(read.map(|()| Standing::Leader));
@@ -210,7 +225,7 @@ impl Log {
                     let _ = self.read(false).await;
                     IDLE_PAUSE
                 }
-                Ok(Standing::Leader | Standing::Undecided) | Err(_) => IDLE_PAUSE,
+                Ok(Standing::Undecided) | Err(_) => IDLE_PAUSE,
             };
         }
     }
