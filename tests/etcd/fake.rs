@@ -6,12 +6,14 @@
 
 use crate::store::Store;
 use beanstalkd::testing::etcd::Failure;
-use beanstalkd::testing::etcd::api::{Answer, Etcd, Node};
+use beanstalkd::testing::etcd::api::{Answer, Etcd, Node, outcome};
 use beanstalkd::testing::etcd::client::proto::{PbResponseHeader, PbStatusResponse, PbTxnRequest};
 use beanstalkd::testing::etcd::client::{LeaseGrantResponse, StatusResponse, Txn, TxnResponse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use tokio::sync::oneshot::{self, Sender};
+use tokio::time::sleep;
 
 pub const NODES: [&str; 3] = ["0", "1", "2"];
 
@@ -91,6 +93,8 @@ pub struct World {
     pub refusals: BTreeMap<usize, Failure>,
     /// The size of each node's database, and how much of it is in use.
     pub sizes: [[u64; 2]; NODES.len()],
+    /// How long it takes each value that is read to come.
+    pub ms_for_each_value: u64,
     sent: Vec<Kind>,
 }
 
@@ -335,7 +339,14 @@ impl Node for Connection {
     fn txn(&self, txn: Txn) -> Answer<TxnResponse> {
         let txn = PbTxnRequest::from(txn);
         let (kind, node) = (Store::kind(&txn), self.node);
-        self.send(kind, move |world| world.store_of(node).txn(&txn))
+        let answer = self.send(kind, move |world| world.store_of(node).txn(&txn));
+        let each = Duration::from_millis(self.fake.world().ms_for_each_value);
+        Box::pin(async move {
+            let answer = answer.await?;
+            let values = outcome(&answer).1.flatten().filter(|pair| !pair.value().is_empty());
+            sleep(each * u32::try_from(values.count()).expect("few keys")).await;
+            Ok(answer)
+        })
     }
 
     fn grant(&self, ttl_secs: u32) -> Answer<LeaseGrantResponse> {

@@ -355,6 +355,18 @@ fn rule_1_a_node_of_another_cluster_is_refused() {
 // ---- Rules 4 to 6 ----
 
 #[test]
+fn rule_1_a_server_that_starts_refuses_a_node_that_is_a_cluster_of_its_own() {
+    let mut cluster = single();
+    // It asks this node first.
+    cluster.world().leave_cluster(0);
+    cluster.servers.push(None);
+    cluster.start(1);
+    cluster.run(5_000);
+    assert!(matches!(cluster.server(1).standing(), Standing::Standby(_)));
+    assert_eq!((cluster.leader(), &cluster.ends[..]), (Some(0), &[][..]));
+}
+
+#[test]
 fn rule_4_each_chunk_is_there_once_whatever_happens_to_its_transaction() {
     for (name, faults) in faults() {
         let mut cluster = pair();
@@ -473,6 +485,19 @@ fn rule_8_the_next_server_leads_at_once_after_a_clean_end() {
     let took_ms = fail_over(&mut cluster);
     assert!(took_ms < 200, "{took_ms} ms");
     assert_eq!(cluster.found()[&1], b"v7firstlast");
+}
+
+#[test]
+fn rule_8_a_server_that_ends_gives_back_its_lease_although_a_change_waits_for_space() {
+    let mut cluster = pair();
+    cluster.world().store.has_no_space = true;
+    cluster.put(0, b"not stored");
+    cluster.run(2_000);
+    cluster.server(0).leave();
+    cluster.run(1_000);
+    cluster.world().store.has_no_space = false;
+    let took_ms = fail_over(&mut cluster);
+    assert!(took_ms < 500, "{took_ms} ms");
 }
 
 #[test]
@@ -727,6 +752,41 @@ fn a_missing_chunk_is_a_gap() {
 }
 
 #[test]
+fn the_last_chunk_and_the_newest_file_are_missed_a_second_after_they_were_stored() {
+    for keys in [
+        &["/jobs/log/0000000000000003"][..],
+        &["/jobs/log/0000000000000002", "/jobs/log/0000000000000003", "/jobs/file/00000002"],
+        &[
+            "/jobs/log/0000000000000000",
+            "/jobs/log/0000000000000001",
+            "/jobs/log/0000000000000002",
+            "/jobs/log/0000000000000003",
+            "/jobs/file/00000001",
+            "/jobs/file/00000002",
+        ],
+    ] {
+        let mut cluster = single();
+        cluster.put_into_next_file(0, b"second");
+        cluster.settle();
+        cluster.store(0, b"third");
+        cluster.run(2_000);
+        cluster.kill(0);
+        cluster.forget();
+        keys.iter().for_each(|key| cluster.world().store.remove(key));
+        cluster.start(0);
+        let reader = cluster.reader(1);
+        cluster.servers.push(Some(reader));
+        cluster.run(10_000);
+        assert_eq!(cluster.leader(), None, "it serves without {keys:?}: {:?}", cluster.found());
+        let missing = "/jobs/log/0000000000000003 is missing or damaged; ";
+        let (_, reason) = &cluster.ends[0];
+        assert!(reason.starts_with(missing), "{reason}");
+        let read = cluster.server(1).dumped().expect("it has an end");
+        assert!(read.is_err_and(|error| error.to_string().starts_with(missing)), "{keys:?}");
+    }
+}
+
+#[test]
 fn a_chunk_in_the_place_of_another_one_is_damage() {
     // Overwritten by its neighbour, and doubled behind the last one.
     for (from, to) in [(2, 3), (3, 2), (1, 4), (2, 4), (3, 4)] {
@@ -794,6 +854,8 @@ fn rule_6_the_newest_file_can_be_cut_and_removed() {
     // A large record is in two chunks, and the first leader stores only one of them.
     for (cut, expected) in [(Some(3), [&b"v7x"[..], b"v7next"]), (None, [b"v7next", b""])] {
         let mut cluster = single();
+        // The last chunk is noted.
+        cluster.run(100);
         cluster.put_into_next_file(0, &[b'x'; 400_000]);
         cluster.script(0, Kind::Write, [Fault::none(), Fault::lost_request()]);
         cluster.run(20);
@@ -826,6 +888,17 @@ fn rule_4_a_chunk_that_etcd_refuses_as_too_large_is_divided_as_far_as_is_useful(
     cluster.run_until_end(0);
     let (_, reason) = &cluster.ends[0];
     assert!(reason.contains("--max-request-bytes"), "{reason}");
+}
+
+#[test]
+fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
+    let mut cluster = single();
+    for _ in 0..180 {
+        cluster.store(0, b"short");
+    }
+    // 64 chunks come in 10 s, and 128 do not.
+    cluster.world().ms_for_each_value = 100;
+    restart(&mut cluster);
 }
 
 #[test]
@@ -871,12 +944,30 @@ fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
     let importing = TxnOp::put("/jobs/format", "beanstalkd-binlog importing\n", None);
     let first = TxnOp::put("/jobs/log/0000000000000000", "", None);
     write(&mut cluster.world(), vec![importing, first]);
+    let reader = cluster.reader(1);
+    cluster.servers.push(Some(reader));
     cluster.run(1_000);
     assert_eq!(cluster.server(0).standing(), Standing::Standby("an import".to_owned()));
+    let read = cluster.server(1).dumped().expect("it has an end");
+    assert_eq!(
+        read.map_err(|error| error.to_string()),
+        Err("an import imports a binlog".to_owned())
+    );
     // It is interrupted.
     cluster.world().store.revoke(lease).expect("it is there");
     cluster.run(1_000);
     assert!(cluster.ends[0].1.starts_with("an import was begun and not completed"));
+}
+
+#[test]
+fn rule_12_one_node_that_refuses_is_passed_over_while_the_others_are_gone() {
+    let mut cluster = Cluster::new(1, TTL_SECS);
+    cluster.world().refusals.insert(0, failure(3, "authentication failed"));
+    cluster.world().cut.extend([(0, 1), (0, 2)]);
+    cluster.run(20_000);
+    assert_eq!(cluster.ends, []);
+    cluster.world().cut.clear();
+    cluster.lead();
 }
 
 #[test]

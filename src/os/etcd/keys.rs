@@ -3,6 +3,7 @@
 //! ```text
 //! PREFIX/format                    the version of this layout, and the size of a file
 //! PREFIX/leader                    the name of the server that leads, with its lease
+//! PREFIX/last                      a chunk that is there, or later ones: about the last one
 //! PREFIX/file/00000003             the file's first chunk, and what else is known of it: [`File`]
 //! PREFIX/log/000000000000002a      a chunk: file number, offset, bytes
 //! PREFIX/damaged/00000003/...2a    a chunk of a damaged file that was set aside
@@ -78,6 +79,10 @@ impl Keys {
         format!("{}/leader", self.prefix)
     }
 
+    pub fn last(&self) -> String {
+        format!("{}/last", self.prefix)
+    }
+
     /// Returns the beginning of the keys of all files.
     pub fn files(&self) -> String {
         format!("{}/file/", self.prefix)
@@ -120,6 +125,16 @@ impl Keys {
         let number = parse_number(key.strip_prefix(self.chunks().as_bytes())?)?;
         (self.chunk(number).as_bytes() == key).then_some(number)
     }
+}
+
+/// Returns the value of the key of the last chunk.
+pub fn last_value(last: ChunkNumber) -> String {
+    format!("{last:016x}")
+}
+
+/// Returns the number in that value. Another value promises nothing.
+pub fn parse_last(value: &[u8]) -> ChunkNumber {
+    parse_number(value).unwrap_or(0)
 }
 
 /// Returns the value of the key of the format.

@@ -5,7 +5,7 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Failure, Kind, modified, outcome};
-use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format};
+use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, parse_last};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::text::is_unprintable;
@@ -58,16 +58,12 @@ impl Member {
             return pending().await;
         }
         let shared = Arc::clone(&self.shared);
-        let mut logged_at = None;
-        let log = |failure: &Failure| {
-            let now = shared.now();
-            if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
-                warn!("etcd cannot serve; trying again: {}", failure.text);
-                logged_at = Some(now);
-            }
+        let mut log = log_failures(&shared);
+        let goes_on = |failure: &Failure| {
+            log(failure);
             true
         };
-        let failure = match ask_again(async || self.try_to_lead().await, log).await {
+        let failure = match ask_again(async || self.try_to_lead().await, goes_on).await {
             Ok(lease) => {
                 warn!("leading {}", self.keys.prefix);
                 // The log is read before that is reported.
@@ -125,15 +121,16 @@ impl Member {
         let one = |key| TxnOp::get(key, None);
         let some = |key, options: &GetOptions| TxnOp::get(key, Some(options.clone()));
         let (all, files) = (some(keys.all(), &names), some(keys.files(), &names));
-        let reads = [one(keys.format()), one(keys.leader()), all, files, some(keys.chunks(), &two)];
+        let (format, leader, last) = (one(keys.format()), one(keys.leader()), one(keys.last()));
+        let reads = [format, leader, last, all, files, some(keys.chunks(), &two)];
         let answer = self.nodes.ask(|node| node.txn(Txn::new().and_then(reads))).await?;
         // etcd answers this without a user too, so it comes after what a node may refuse.
         let status = self.nodes.ask(|node| node.status()).await?;
         let version = status.version();
         let (revision, mut found) = outcome(&answer);
         let mut next = || found.next().unwrap_or_default();
-        let (format, leader, all, files, chunks) =
-            (next().pop(), next().pop(), next(), next(), next());
+        let (format, leader, last) = (next().pop(), next().pop(), next().pop());
+        let (all, files, chunks) = (next(), next(), next());
         let other = all.iter().find(|pair| pair.key() != keys.leader().as_bytes());
         let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
         // A file that was removed lacks the bytes of its first chunk too.
@@ -161,11 +158,14 @@ impl Member {
             _ if waited_for.is_some_and(|leader| leader.lease() == 0) => {
                 format!("{} has no lease: no server wrote it; delete it", keys.leader())
             }
-            (Some(None), _) if is_importing && waited_for.is_none() => format!(
-                "an import was begun and not completed; delete the keys that begin with {} and import \
-                 again",
-                keys.all()
-            ),
+            (Some(None), _) if is_importing && waited_for.is_none() => match &leader {
+                Some(leader) => format!("{} imports a binlog", name_of(leader)),
+                None => format!(
+                    "an import was begun and not completed; delete the keys that begin with {} and \
+                     import again",
+                    keys.all()
+                ),
+            },
             (Some(None), _) if !is_importing => {
                 format!("{} does not have a format that this version knows", keys.format())
             }
@@ -181,8 +181,11 @@ impl Member {
                 keys.all()
             ),
             (None, None) | (Some(_), _) => {
-                if let Some(chunk) = lost {
-                    return Err(Failure::lasting(keys.missing(&keys.file(chunk.file))));
+                let lost_file = lost.map(|chunk| keys.file(chunk.file));
+                let last = last.filter(|_| chunks.is_empty());
+                let lost = lost_file.or(last.map(|pair| keys.chunk(parse_last(pair.value()))));
+                if let Some(key) = lost {
+                    return Err(Failure::lasting(keys.missing(&key)));
                 }
                 let has_chunks = !chunks.is_empty();
                 let format = format.map_or(0, |pair| pair.mod_revision());
@@ -346,6 +349,18 @@ impl Member {
                 (noted, noted_at) = (newest, now);
             }
             sleep(SIZE_PAUSE).await;
+        }
+    }
+}
+
+/// Returns what logs a failure, unless it has logged one shortly before.
+pub fn log_failures(shared: &Shared) -> impl FnMut(&Failure) + '_ {
+    let mut logged_at = None;
+    move |failure| {
+        let now = shared.now();
+        if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
+            warn!("etcd cannot serve; trying again: {}", failure.text);
+            logged_at = Some(now);
         }
     }
 }

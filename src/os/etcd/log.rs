@@ -18,10 +18,11 @@
 
 use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
-use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value};
-use super::lease::{LEASE_ENDED, Member, name_of};
+use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value, last_value, parse_last};
+use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
 use super::nodes::{ask_again, ask_each};
 use crate::engine::binlog::disk::FileNumber;
+use crate::engine::time::Nanos;
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
 use log::warn;
 use std::collections::BTreeMap;
@@ -39,6 +40,8 @@ pub struct Log {
     /// No chunk below this number is left. From here to the first chunk of the oldest file are those of
     /// removed files.
     lowest: ChunkNumber,
+    /// The chunk that was last noted as the last one, and when.
+    noted: (ChunkNumber, Nanos),
 }
 
 /// Chunks that were read.
@@ -51,13 +54,22 @@ const LONGEST_PAGE_LEN: i64 = 512;
 const GARBAGE_STEP: u64 = 256;
 /// At most this many chunks are copied at once: etcd allows 128 changes in a transaction.
 const MOST_COPIED: i64 = 64;
+/// The last chunk is noted at most once in this time.
+const NOTE_INTERVAL: Nanos = Nanos::from_secs(1);
 /// With shorter chunks etcd would store little but keys.
 const SHORTEST_CHUNK: usize = 4 * 1024;
 
 impl Log {
     /// Returns the log, of which nothing is read yet.
     pub fn new(member: Member) -> Log {
-        Log { member, files: BTreeMap::new(), cache: Files::new(), chunk_max: CHUNK_MAX, lowest: 0 }
+        Log {
+            member,
+            files: BTreeMap::new(),
+            cache: Files::new(),
+            chunk_max: CHUNK_MAX,
+            lowest: 0,
+            noted: (0, Nanos::ZERO),
+        }
     }
 
     // ---- Reading ----
@@ -96,8 +108,10 @@ impl Log {
     /// This has an end, because a page has many chunks, and a server writes them one by one.
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
-        let (key, all) = self.all_files();
-        let files = self.pairs(key, all).await?;
+        let first = [self.all_files(), (self.member.keys.last(), GetOptions::new())];
+        let [files, last] =
+            <[_; 2]>::try_from(self.page(|| first.to_vec()).await?).unwrap_or_default();
+        self.noted.0 = last.first().map_or(0, |pair| parse_last(pair.value()));
         self.note_files(&files)?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let end = if with_newest { ChunkNumber::MAX } else { newest };
@@ -105,6 +119,13 @@ impl Log {
         self.forget_others();
         let mut chunks = self.read_chunks(end).await?;
         self.forget_others();
+        if with_newest && self.noted.0 > 0 {
+            let (key, all) = self.chunks(self.noted.0, ChunkNumber::MAX);
+            let one = all.with_limit(1).with_keys_only();
+            if self.pairs(key.clone(), one).await?.is_empty() {
+                return Err(Failure::lasting(self.member.keys.missing(&key)));
+            }
+        }
         for (number, file) in self.files.clone() {
             if file.first < end && !self.cache.contains_key(&number) {
                 let later = chunks.split_off(&file.end);
@@ -149,8 +170,14 @@ impl Log {
             if next >= end {
                 return Ok(chunks);
             }
-            let (key, rest) = self.chunks(next, end);
-            let reads = vec![(key, rest.with_limit(limit)), self.all_files()];
+            let ((key, rest), files) = (self.chunks(next, end), self.all_files());
+            // A page that has not come in time may be too long.
+            let mut next_limit = limit;
+            let reads = || {
+                limit = next_limit;
+                next_limit = (limit / 2).max(1);
+                vec![(key.clone(), rest.clone().with_limit(limit)), files.clone()]
+            };
             let [pairs, files] = <[_; 2]>::try_from(self.page(reads).await?).unwrap_or_default();
             self.note_files(&files)?;
             let is_last = i64::try_from(pairs.len()).is_ok_and(|len| len < limit);
@@ -226,23 +253,28 @@ impl Log {
 
     /// Reads keys, as [`Log::page`].
     async fn pairs(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
-        Ok(self.page(vec![(key, options)]).await?.pop().unwrap_or_default())
+        let reads = || vec![(key.clone(), options.clone())];
+        Ok(self.page(reads).await?.pop().unwrap_or_default())
     }
 
-    /// Reads pages of one moment: a leader asks as long as it leads, and others ask some times.
+    /// Reads pages of one moment: a leader asks as long as it leads, and others ask some times. `reads` returns what to
+    /// ask for, each time.
     async fn page(
         &mut self,
-        reads: Vec<(String, GetOptions)>,
+        mut reads: impl FnMut() -> Vec<(String, GetOptions)>,
     ) -> Result<Vec<Vec<KeyValue>>, Failure> {
         let shared = Arc::clone(&self.member.shared);
-        let leads = || shared.state().has_won && shared.standing().is_ok();
         let nodes = &mut self.member.nodes;
-        let mut left = 2 * nodes.count();
-        let may_go_on = |_: &Failure| {
+        let (mut left, mut log) = (2 * nodes.count(), log_failures(&shared));
+        let may_go_on = |failure: &Failure| {
+            let leads = shared.state().has_won && shared.standing().is_ok();
+            if leads {
+                log(failure);
+            }
             left = left.saturating_sub(1);
-            left > 0 || leads()
+            left > 0 || leads
         };
-        ask_again(async || nodes.page(&reads).await, may_go_on).await
+        ask_again(async || nodes.page(&reads()).await, may_go_on).await
     }
 
     // ---- Changing ----
@@ -388,6 +420,18 @@ impl Log {
         self.transact(Vec::new(), vec![delete]).await?;
         self.lowest = next;
         Ok(true)
+    }
+
+    /// Notes which chunk is the last one, some time after it was added, so that its loss is noticed.
+    pub async fn note_last(&mut self) -> Result<(), Failure> {
+        let (last, now) = (self.last_chunk(), self.member.shared.now());
+        let (noted, noted_at) = self.noted;
+        if last > noted && now.since(noted_at) >= NOTE_INTERVAL {
+            let note = TxnOp::put(self.member.keys.last(), last_value(last), None);
+            self.transact(Vec::new(), vec![note]).await?;
+            self.noted = (last, now);
+        }
+        Ok(())
     }
 
     /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile. One that is longer than chunks
