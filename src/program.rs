@@ -132,6 +132,12 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let cannot_copy = cannot_copy(path.display(), &etcd.url);
     // Nothing is written for a damaged binlog.
     let files = measure(&mut directory).map_err(&cannot_copy)?;
+    let (bytes, quota) = (files.iter().map(|&(_, used)| used).sum::<u64>(), etcd.quota);
+    if bytes > quota / 8 * 7 {
+        let why =
+            format_args!("{bytes} bytes of {} are too many for a quota of {quota}", path.display());
+        return Err(failed(&etcd.url, EXIT_REFUSED)(why));
+    }
     let membership = Membership::join(etcd, Duty::Import)?;
     loop {
         match membership.standing()? {
@@ -146,6 +152,14 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         disk.begin_sync(&[], false, true);
         while disk.finished_sync(false).is_none() {
             membership.check().map_err(|error| io::Error::other(error.message))?;
+            if disk.refuses_puts() {
+                let why = format!(
+                    "etcd is full, or nearly, with a quota of {quota}; delete all keys that begin with {}/, \
+                     make space, and import again",
+                    etcd.prefix
+                );
+                return Err(io::Error::other(why));
+            }
             thread::sleep(POLL_PAUSE);
         }
         Ok(())

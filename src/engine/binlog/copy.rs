@@ -62,7 +62,7 @@ fn copy_file(
     settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<(), BinlogError> {
     let read_failed = |error| BinlogError::of_read(number, error);
-    let what = format!("cannot write binlog.{number}");
+    let what = format!("the copy is incomplete and must be deleted: cannot write binlog.{number}");
     let write_failed = |error| BinlogError::new(Step::Write, &what, error);
     to.create(number, used).map_err(write_failed)?;
     let mut piece = vec![0; PIECE_LEN];
