@@ -312,7 +312,9 @@ fn listen_address(flags: &Flags, mode: Option<u32>) -> Result<Address, String> {
         // The name of a service is resolved at the start.
         None => (!text.is_empty()).then(|| Port::Service(text.to_owned())),
     })?;
-    let host = flags.text("l");
+    // Quirk: the resolver of C beanstalkd takes it for any address; pinned by
+    // `numbers_are_those_of_c`.
+    let host = flags.text("l").filter(|host| host != "*");
     match host.as_ref().and_then(|host| host.strip_prefix("unix:")) {
         Some("") => wrong("-l unix: needs a path"),
         Some(path) => Ok(Address::Unix { path: path.into(), mode }),
@@ -491,6 +493,7 @@ mod tests {
         for (text, number) in [("+21399", 21399), (" 21399", 21399), ("021399", 21399), ("-0", 0)] {
             assert_eq!(options(&["-p", text]).listen, tcp(None, number), "{text:?}");
         }
+        assert_eq!(options(&["-l", "*"]).listen, tcp(None, DEFAULT_PORT));
         for name in ["http-alt", "21399x", "0x5397", "21399 "] {
             let port = Port::Service(name.to_owned());
             assert_eq!(options(&["-p", name]).listen, Address::Tcp { host: None, port });
