@@ -122,6 +122,7 @@ impl<'a> Args<'a> {
                     continue;
                 }
                 Argument::OptionalTube if rest.0.is_empty() => continue,
+                Argument::OptionalTube if !rest.0.starts_with(b" ") => return None,
                 Argument::Tube | Argument::OptionalTube => {
                     args.tube = rest.tube()?;
                     continue;
