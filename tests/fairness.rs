@@ -454,6 +454,35 @@ fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
     server.driver.check();
 }
 
+/// The first page of each is as much work as an iteration has.
+#[test]
+fn pages_of_many_clients_leave_time_for_others() {
+    for (command, clients, least) in [
+        ("list-jobs a any 1000", 40, 10),
+        ("peek-batch a any 1000", 40, 10),
+        // A job that is reserved is searched among all.
+        ("list-jobs held any 1", 40, 10),
+        ("list-clients 1000", 400, 10),
+    ] {
+        let mut server = Server::new();
+        let producer = server.fill("a", 0, 10_000);
+        server.driver.ask(producer, "use held\r\nput 0 0 900 0\r\n\r\nreserve-job 10001\r\n");
+        server.driver.ask(producer, "put-in-tube small 0 0 9 0\r\n\r\n".repeat(20));
+        let clients: Vec<Client> = (0..clients).map(|_| server.driver.connect()).collect();
+        for &client in &clients {
+            server.driver.receive(client, format!("{command}\r\n"));
+        }
+        server.until(least..=1_000, 0, |driver| {
+            clients.iter().all(|client| driver.received(*client).ends_with(b"\n"))
+        });
+        // A small page is made at once.
+        let [page] = server.driver.clients();
+        server.driver.receive(page, "list-jobs small any 10\r\n");
+        server.reply(page, "\n", 1..=1);
+        server.driver.check();
+    }
+}
+
 /// Their replies with bodies cost more than an iteration has.
 #[test]
 fn workers_that_are_woken_leave_time_for_others() {

@@ -11,7 +11,7 @@
 //! among the bodies of jobs.
 
 use super::commands::change::DeleteBatch;
-use super::commands::pages::Report;
+use super::commands::pages::{ClientPage, Report};
 use super::commands::put::{self, LargePut, Put};
 use super::commands::reserve::{self, Reserve};
 use super::commands::{change, find, longest_line, pages, reject, run_line, show};
@@ -98,7 +98,7 @@ pub enum Doing {
     Wait(Reserve),
     /// A reply whose bodies wait for memory or for the disk.
     Bodies(Box<WantedBodies>),
-    /// A look at other connections, which the server does.
+    /// A look at other connections, which the server does in the same visit.
     Report(Box<Report>),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flush,
@@ -129,6 +129,8 @@ pub enum Steps {
         /// It is a `peek-batch`.
         shows_bodies: bool,
     },
+    /// A `list-clients` that looks at many connections.
+    ListClients(Box<ClientPage>),
     /// A list of more than 1,024 watched tubes, with the watch that is listed next.
     ListWatched(ListText, WatchKey),
 }
@@ -408,6 +410,7 @@ impl Conn {
             Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
             Steps::Select { scan, shows_bodies } => pages::select_step(self, s, scan, shows_bodies),
+            Steps::ListClients(page) => pages::report(self, Report::Clients(page)),
             Steps::ListWatched(text, next) => show::list_watched_step(self, s, text, next),
         }
     }

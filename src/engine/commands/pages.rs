@@ -22,8 +22,8 @@ use std::rc::Rc;
 pub enum Report {
     /// `list-jobs`: the jobs, and the id after which the next page begins, or 0.
     Jobs(Vec<JobKey>, u64),
-    /// `list-clients`
-    Clients(ClientPage),
+    /// A step of `list-clients`.
+    Clients(Box<ClientPage>),
 }
 
 /// A `list-clients` that is being made.
@@ -41,6 +41,8 @@ pub struct ClientPage {
     pub lines: String,
 }
 
+/// Units of work of a step of `list-clients`.
+pub const WORK_PER_CLIENTS_STEP: usize = 128;
 /// At most this many pages are made in steps at the same time. Each takes up to 16 KiB.
 const MAX_SELECTIONS: usize = 256;
 
@@ -50,14 +52,15 @@ pub fn list_jobs(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 }
 
 /// `list-clients <count> [<after> [<tube>]]`
-pub fn list_clients(c: &mut Conn, _: &mut Store, args: &Args<'_>) -> Answer {
+pub fn list_clients(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let (left, after) = (args.count(), args.second_id());
     let tube = text::try_boxed(args.tube)?;
     let page = ClientPage { left, after, last: 0, tube, lines: String::new() };
-    report(c, Report::Clients(page))
+    c.begin_steps(s, WORK_PER_CLIENTS_STEP, Steps::ListClients(Box::new(page)))
 }
 
-fn report(c: &mut Conn, report: Report) -> Answer {
+/// Leaves the next step of a page to the server.
+pub fn report(c: &mut Conn, report: Report) -> Answer {
     c.doing = Doing::Report(Box::new(report));
     Ok(Reply::Later)
 }
@@ -70,11 +73,12 @@ pub fn peek_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, shows_bodies: bool) -> Answer {
     let (count, after) = (args.count(), args.second_id());
     let selection = Selection { tube: args.tube, state: args.state, count, after };
-    let scan = s.queue.select(selection, &s.selections)?.ok_or(Word::NotFound)?;
-    select_step(c, s, Box::new(scan), shows_bodies)
+    let scan = Box::new(s.queue.select(selection, &s.selections)?.ok_or(Word::NotFound)?);
+    let units = scan.first_work(&s.queue);
+    c.begin_steps(s, units, Steps::Select { scan, shows_bodies })
 }
 
-/// Continues to search the jobs of a page.
+/// Searches the jobs of a page, or continues to.
 pub fn select_step(
     c: &mut Conn,
     s: &mut Store,

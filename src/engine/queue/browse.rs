@@ -68,8 +68,10 @@ const COMPARED_PER_WORK: usize = 4;
 const LISTED_COST: usize = 4;
 /// The number of ids that are looked up in one unit of work.
 const LOOKED_UP_PER_WORK: usize = 2;
-/// Units of work for each selected job: it is looked up once more, and its reply is written.
+/// Units of work for each selected job, which is looked up once more.
 const WORK_PER_SELECTED: usize = 2;
+/// Units of work to write its line or its body.
+const WORK_PER_SHOWN: usize = 2;
 
 impl Queue {
     /// Returns a scan for the jobs of a selection, or `None` if there is no such tube. As long as it exists, it has a
@@ -105,6 +107,16 @@ impl Queue {
 }
 
 impl SelectionScan {
+    /// Returns about how many units of work the first step takes, with the reply.
+    pub fn first_work(&self, queue: &Queue) -> usize {
+        let scan = match self.listed(queue) {
+            Some(listed) => listed * LISTED_COST / COMPARED_PER_WORK,
+            None => queue.limits.ids_looked_up_at_once / LOOKED_UP_PER_WORK,
+        };
+        let jobs = usize::try_from(queue.tubes[self.tube].jobs.count()).unwrap_or(usize::MAX);
+        scan + jobs.min(self.count) * (WORK_PER_SELECTED + WORK_PER_SHOWN)
+    }
+
     /// Continues the scan.
     pub fn step(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
         self.work = 0;
@@ -135,33 +147,36 @@ impl SelectionScan {
         self.finish(queue)
     }
 
+    fn takes(&self, state: JobState) -> bool {
+        self.state.is_none_or(|only| only == state)
+    }
+
+    /// Returns the number of jobs to compare in the lists of the tube; `None` if these are too many, or lack some jobs.
+    fn listed(&self, queue: &Queue) -> Option<usize> {
+        let jobs = &queue.tubes[self.tube].jobs;
+        // Only the connections that hold reserved jobs know them.
+        if self.takes(JobState::Reserved) && jobs.reserved > 0 {
+            return None;
+        }
+        let listed = usize::from(self.takes(JobState::Ready)) * jobs.ready_count()
+            + usize::from(self.takes(JobState::Delayed)) * jobs.delayed.len()
+            + usize::from(self.takes(JobState::Buried)) * jobs.buried.len() as usize;
+        (listed * LISTED_COST <= queue.limits.jobs_compared_at_once).then_some(listed)
+    }
+
     /// Compares all jobs of the tube. Returns `false` if it has too many.
     fn compare_tube(&mut self, queue: &Queue) -> bool {
-        let tube = &queue.tubes[self.tube];
-        let TubeJobs { ready, delayed, buried, reserved, .. } = &tube.jobs;
-        // Only the connections that hold reserved jobs know them.
-        let takes = |state| self.state.is_none_or(|only| only == state);
-        let [takes_ready, takes_delayed] = [JobState::Ready, JobState::Delayed].map(takes);
-        let takes_buried = takes(JobState::Buried);
-        if takes(JobState::Reserved) && *reserved > 0 {
-            return false;
-        }
-        let listed = usize::from(takes_ready) * tube.jobs.ready_count()
-            + usize::from(takes_delayed) * delayed.len()
-            + usize::from(takes_buried) * buried.len() as usize;
-        let cost = listed * LISTED_COST;
-        if cost > queue.limits.jobs_compared_at_once {
-            return false;
-        }
-        self.work += cost / COMPARED_PER_WORK;
-        if takes_ready {
+        let Some(listed) = self.listed(queue) else { return false };
+        self.work += listed * LISTED_COST / COMPARED_PER_WORK;
+        let TubeJobs { ready, delayed, buried, .. } = &queue.tubes[self.tube].jobs;
+        if self.takes(JobState::Ready) {
             self.add_all(ready.keys(&queue.jobs), queue);
             self.add_all(queue.ready_behind(self.tube).map(Key::number), queue);
         }
-        if takes_delayed {
+        if self.takes(JobState::Delayed) {
             self.add_all(delayed.keys(&queue.jobs), queue);
         }
-        if takes_buried {
+        if self.takes(JobState::Buried) {
             self.add_all(buried.iter(&queue.jobs), queue);
         }
         true

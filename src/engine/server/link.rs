@@ -78,7 +78,6 @@ impl<S> Link<S> {
         (self.seen.is_writable && c.output.sendable_len() > 0)
             || (self.seen.is_readable && c.can_read(s))
             || (c.has_backlog && c.can_run(s))
-            || matches!(c.doing, Doing::Report(_))
     }
 }
 

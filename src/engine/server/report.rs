@@ -1,11 +1,11 @@
 //! Replies that show other connections: `list-clients`, and the holders of jobs in `list-jobs`.
 //!
-//! A handler has its own connection only, so the server makes these replies, right after the visit. A page
-//! of many clients is made in steps, one in each visit.
+//! A handler has its own connection only, so the server makes these replies, right after the handler. A page
+//! of many clients is made in steps.
 
 use super::{Server, link_of};
-use crate::engine::commands::pages::{ClientPage, Report};
-use crate::engine::conn::Doing;
+use crate::engine::commands::pages::{ClientPage, Report, WORK_PER_CLIENTS_STEP};
+use crate::engine::conn::{Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
@@ -17,40 +17,42 @@ use crate::engine::store::Store;
 const CONNECTIONS_PER_STEP: usize = 256;
 /// The maximum length of the lines before those of clients, in bytes.
 const HEAD_MAX: usize = 64;
-/// Looking at this many connections is one unit of work.
-const CONNECTIONS_PER_WORK: usize = 2;
 
 impl<S> Server<S> {
     /// Makes the reply of a connection that shows others, or a part of it.
     pub(super) fn report(&mut self, key: ConnKey) {
         let Some(link) = link_of(&mut self.links, key) else { return };
         let Doing::Report(report) = &mut link.conn.doing else { return };
-        let mut report = std::mem::replace(&mut **report, Report::Jobs(Vec::new(), 0));
-        let answer = match &mut report {
+        let report = std::mem::replace(&mut **report, Report::Jobs(Vec::new(), 0));
+        let mut rest = Doing::Line;
+        let answer = match report {
             Report::Jobs(keys, next) => {
                 let s = &self.store;
                 let entry_of = |Holder { by, index }: Holder| {
                     Some(self.links.get(by)?.conn.client.held[index as usize])
                 };
-                stats::jobs(keys, *next, &s.queue, entry_of)
+                stats::jobs(&keys, next, &s.queue, entry_of)
                     .map(Reply::Document)
                     .map_err(Word::from)
             }
-            Report::Clients(page) => self.list_clients(page),
-        };
-        self.with(key, |c, s| match answer {
-            Ok(Reply::Later) => c.doing = Doing::Report(Box::new(report)),
-            answer => {
-                c.doing = Doing::Line;
-                c.answer_later(s, answer);
+            Report::Clients(mut page) => {
+                let answer = self.list_clients(&mut page);
+                if matches!(answer, Ok(Reply::Later)) {
+                    rest = Doing::Steps(Steps::ListClients(page));
+                }
+                answer
             }
+        };
+        self.with(key, |c, s| {
+            c.doing = rest;
+            c.answer_later(s, answer);
         });
     }
 
     /// Looks at the next connections of a page.
     fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
         let Server { links, store: s, .. } = self;
-        s.queue.work.spend_for(CONNECTIONS_PER_STEP, CONNECTIONS_PER_WORK);
+        s.queue.work.spend(WORK_PER_CLIENTS_STEP);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
             return Err(Word::NotFound);
