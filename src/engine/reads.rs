@@ -46,6 +46,8 @@ pub struct Reads {
     pub retry_at: Option<Nanos>,
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
+    /// There was no work left for further turns, and the disk may have time for them.
+    pub is_out_of_work: bool,
     /// When connections were last looked at that take nothing while replies wait for memory.
     pub looked_at: Nanos,
 }
@@ -55,6 +57,8 @@ pub struct Reads {
 pub struct WantedBodies {
     pub reply: BodiesFor,
     pub bodies: Vec<WantedBody>,
+    /// No body before this index must be read.
+    read_before: usize,
     pub class: ReplyClass,
     /// The bytes of the cold bodies.
     pub cold_bytes: u64,
@@ -99,8 +103,9 @@ pub enum BodiesFor {
     Reserved(Reserve),
 }
 
-/// Units of work to read a body from the page cache.
+/// Units of work to read a body from the page cache, and so are each this many bytes of it.
 const WORK_PER_BODY: usize = 8;
+const READ_BYTES_PER_WORK: usize = 512;
 /// The time until reads are tried again after one had too little memory.
 const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 /// A shorter read takes as long as one of this many bytes.
@@ -179,6 +184,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     let mut wanted = WantedBodies {
         reply,
         bodies: Vec::new(),
+        read_before: 0,
         class: ReplyClass::Small,
         cold_bytes: 0,
         copied_bytes: 0,
@@ -268,8 +274,11 @@ pub fn forget(s: &mut Store, key: ConnKey) {
 
 impl WantedBodies {
     /// Returns the index of the first body that must be read. If the disk reads for the reply, it is this one.
-    pub fn next(&self) -> Option<usize> {
-        self.bodies.iter().position(|one| matches!(one.source, BodySource::Disk))
+    pub fn next(&mut self) -> Option<usize> {
+        let must_read = |one: &WantedBody| matches!(one.source, BodySource::Disk);
+        let found = self.bodies[self.read_before..].iter().position(must_read);
+        self.read_before = found.map_or(self.bodies.len(), |at| self.read_before + at);
+        found.map(|_| self.read_before)
     }
 
     /// Checks that a connection that waits for bodies is where it will go on, once.
@@ -358,7 +367,6 @@ pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 /// Takes what needs no waiting for the disk, and replies if that is all.
 pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
-    s.queue.work.spend(WORK_PER_BODY * wanted.bodies.len());
     let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
     let read_bodies = &s.queue.body_cache.read_bodies;
     wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, copied_bytes, class));
@@ -374,6 +382,7 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
 
 /// Sets where a reply gets a body from, if that needs no waiting for the disk.
 fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Next {
+    s.queue.work.spend(WORK_PER_BODY);
     let one = &mut wanted.bodies[index];
     if !s.queue.is_cold(one.job, one.id) {
         one.source = BodySource::Job;
@@ -385,6 +394,7 @@ fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -
     }
     let read = s.queue.record_of(one.job);
     let Some(record) = s.queue.read_now(read).transpose() else { return Next::Read(read) };
+    s.queue.work.spend(read.len as usize / READ_BYTES_PER_WORK);
     let grant = wanted.grant.as_mut().expect("it was granted before");
     let body = s.queue.read_body(read, record, grant);
     if take_body(c, s, one, &body) { Next::Nothing } else { Next::Memory }
@@ -430,6 +440,7 @@ pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
 
 /// Reads bodies that have become cold while others were read.
 fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
+    wanted.read_before = 0;
     for one in &mut wanted.bodies {
         if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
             one.source = BodySource::Disk;

@@ -135,11 +135,6 @@ impl Work {
         must_wait
     }
 
-    /// Returns whether the iteration may go on, whatever the part has spent.
-    pub fn is_left_outside(&self) -> bool {
-        self.left + self.outside > 0
-    }
-
     /// Spends the price of a step.
     #[inline]
     pub fn spend(&mut self, units: usize) {
@@ -181,7 +176,7 @@ mod tests {
         work.spend_for(3, 2);
         assert!(!work.is_left());
         work.end(step);
-        assert!(!work.is_left() && work.is_left_outside(), "10.5 of 10 are spent");
+        assert!(!work.is_left(), "10.5 of 10 are spent");
         work.spend_outside(80, 1);
         work.end(visit);
         assert!(work.is_left(), "90.5 of 100 are spent");

@@ -618,6 +618,30 @@ fn many_finished_reads_take_several_iterations() {
     server.check();
 }
 
+/// The disk was busy when they asked, and the system has read ahead meanwhile.
+#[test]
+fn bodies_in_the_page_cache_are_read_in_several_iterations() {
+    const CLIENTS: usize = 20;
+    const JOBS: usize = 500;
+    let mut server = start_with_late_reads();
+    (0..JOBS).for_each(|_| _ = server.put_of(10));
+    let clients: [Client; CLIENTS] = server.clients();
+    for client in clients {
+        assert_eq!(server.send(client, "peek-batch default any 1000\r\n"), "");
+    }
+    server.disk.hold_reads(false);
+    let mut iterations = 0;
+    while clients.iter().any(|&client| server.received(client).is_empty()) {
+        let is_due = server.next_due().is_some_and(|due| due <= server.now);
+        assert!(is_due || server.disk.has_reads(), "the server rests");
+        server.iterate();
+        iterations += 1;
+        assert!(iterations < JOBS * CLIENTS, "some client has no reply");
+    }
+    assert!(iterations >= JOBS * CLIENTS / 512, "all was read in {iterations} iterations");
+    server.check();
+}
+
 /// Compaction becomes due in the middle of a command that has just given the job to a client.
 #[test]
 fn compaction_loses_no_job_that_a_waiting_client_is_about_to_get() {

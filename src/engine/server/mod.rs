@@ -265,7 +265,9 @@ impl<S> Server<S> {
         if self.store.queue.has_flushes() && !self.store.is_congested() {
             self.end_flushes();
         }
+        let rest = self.store.queue.work.give_due();
         self.deliver();
+        self.store.queue.work.end(rest);
     }
 
     /// Does what is due for connections, and ends their waits.

@@ -34,7 +34,10 @@ impl<S> Server<S> {
         }
         let can_go_on = |class| self.next_to_start(class).is_some() || self.needs_cache(class);
         let has_freed = queue.body_cache.read_bodies.has_freed();
-        if has_freed || ReplyClass::ALL.into_iter().any(can_go_on) {
+        let has_turns = reads.is_out_of_work
+            && queue.may_begin_read(0)
+            && reads.turns.iter().any(|turns| !turns.is_empty());
+        if has_freed || has_turns || ReplyClass::ALL.into_iter().any(can_go_on) {
             return Nanos::ZERO;
         }
         reads.retry_at.unwrap_or_else(|| self.look_due())
@@ -48,10 +51,12 @@ impl<S> Server<S> {
         }
         let now = s.queue.now;
         s.reads.retry_at.take_if(|at| *at <= now);
+        let rest = s.queue.work.give_due();
         self.finish_reads();
         self.start_replies();
         // Replies that were refused have given jobs to workers.
         self.deliver();
+        self.store.queue.work.end(rest);
         self.close_unread();
     }
 
@@ -92,12 +97,12 @@ impl<S> Server<S> {
     pub(super) fn start_replies(&mut self) {
         for class in ReplyClass::ALL {
             self.refuse_impatient(class);
-            // At least one, and no more than an iteration has time for.
+            // At least one, and no more than there is work for.
             let mut may_start = true;
             while may_start && let Some(key) = self.next_to_start(class) {
                 self.store.reads.waiting[class as usize].pop_front();
                 self.with(key, start_reply);
-                may_start = self.store.queue.work.is_left_outside();
+                may_start = self.store.queue.work.is_left();
             }
             if self.needs_cache(class) {
                 self.store.queue.evict_page();
@@ -141,15 +146,19 @@ impl<S> Server<S> {
 
     // ---- Reads ----
 
-    /// Begins reads while the disk has few.
+    /// Begins reads while the disk has few, at least one. A turn may also read a body from the page cache, so there is
+    /// work for some of them.
     fn begin_reads(&mut self) {
+        self.store.reads.is_out_of_work = false;
         while self.store.queue.may_begin_read(0)
+            && !self.store.reads.is_out_of_work
             && let Some(key) = self.store.reads.take_turn()
         {
             let has_begun = self.with(key, take_turn).expect("it is removed when it is closed");
             if !has_begun {
                 return;
             }
+            self.store.reads.is_out_of_work = !self.store.queue.work.is_left();
         }
     }
 
