@@ -42,8 +42,8 @@ pub struct Reads {
     pub turns: [VecDeque<ConnKey>; 2],
     /// Bytes of small replies that are read before the next body of a large one.
     pub large_lead: u32,
-    /// No read begins before this moment: the last one had too little memory.
-    pub retry_at: Option<Nanos>,
+    /// No reply of the class is started before this moment: the last one had too little memory.
+    pub retry_at: [Option<Nanos>; 2],
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
     /// There was no work left for further turns, and the disk may have time for them.
@@ -106,8 +106,11 @@ pub enum BodiesFor {
 /// Units of work to read a body from the page cache, and so are each this many bytes of it.
 const WORK_PER_BODY: usize = 8;
 const READ_BYTES_PER_WORK: usize = 512;
-/// The time until reads are tried again after one had too little memory.
+/// The time until the next reply of a class is tried after one had too little memory.
 const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
+/// A reply that has waited for this time is refused when the system has no memory for it. From then on clients that
+/// take nothing are disconnected when their memory is wanted.
+pub const PATIENCE: Nanos = Nanos::from_secs(10);
 /// A shorter read takes as long as one of this many bytes.
 const LEAST_READ: u32 = 4096;
 /// A reply with more cold bytes is large.
@@ -292,6 +295,11 @@ impl WantedBodies {
         assert!(is_right, "{waiting} {turns} {reading} of {self:?}");
     }
 
+    /// Returns whether the reply is refused when the system has no memory for it.
+    pub fn is_impatient(&self, s: &Store) -> bool {
+        s.queue.now.since(self.asked_at) >= PATIENCE
+    }
+
     /// Returns whether the replies of other clients leave memory for this one.
     pub fn fits(&self, s: &Store) -> bool {
         let memory = &s.queue.body_cache.read_bodies;
@@ -419,10 +427,13 @@ pub fn take_body(
     true
 }
 
-/// Lets a reply wait for 0.1 s, because there was no memory for a read, and all others with it.
+/// Lets a reply wait behind all others of its class, because there was no memory for a read. They are tried in 0.1 s.
 pub fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
-    s.reads.retry_at = Some(s.queue.now + RETRY_PAUSE);
-    s.reads.waiting[wanted.class as usize].push_front(c.client.key);
+    s.reads.retry_at[wanted.class as usize] = Some(s.queue.now + RETRY_PAUSE);
+    if wanted.is_impatient(s) {
+        return give_up(c, s, &wanted);
+    }
+    s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }
 

@@ -642,6 +642,31 @@ fn bodies_in_the_page_cache_are_read_in_several_iterations() {
     server.check();
 }
 
+/// Other replies of its class are tried next, and those of the other class do not wait.
+#[test]
+fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
+    let mut server = start();
+    let [too_long, long, short] = [700_000, 300_000, 100].map(|len| server.put_of(len));
+    server.disk.faults().longest_read = Some(500_000);
+    let [unlucky, client] = server.clients();
+    assert_eq!(server.send(unlucky, format!("reserve-job {too_long}\r\n")), "");
+    for _ in 0..99 {
+        assert!(server.received(unlucky).is_empty());
+        assert_eq!(server.send(client, format!("peek {short}\r\n")), found(short, 100));
+        server.receive(client, format!("peek {long}\r\n"));
+        server.advance(Nanos::from_millis(100));
+        assert!(server.take_text(client) == found(long, 300_000), "a large reply waits");
+    }
+    (0..5).for_each(|_| server.advance(Nanos::from_millis(100)));
+    assert_eq!(server.take_text(unlucky), "OUT_OF_MEMORY\r\n");
+    assert_eq!(server.state(too_long), "ready");
+    // With memory it is read at the next try.
+    assert_eq!(server.send(unlucky, format!("reserve-job {too_long}\r\n")), "");
+    server.disk.faults().longest_read = None;
+    server.advance(Nanos::from_millis(100));
+    assert!(server.take_text(unlucky) == reserved(too_long, 700_000));
+}
+
 /// Compaction becomes due in the middle of a command that has just given the job to a client.
 #[test]
 fn compaction_loses_no_job_that_a_waiting_client_is_about_to_get() {

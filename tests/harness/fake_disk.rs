@@ -62,6 +62,8 @@ pub struct Faults {
     pub reads_late: bool,
     /// At most this many reads end; `None` for no limit.
     pub reads_left: Option<usize>,
+    /// There is no memory for longer reads of bodies.
+    pub longest_read: Option<usize>,
     /// The next reads of bodies have these results.
     pub of_reads: VecDeque<ReadFault>,
     /// Syncs that replies do not wait for are done in the background.
@@ -726,6 +728,9 @@ impl FakeDisk {
             // As the directory reports it.
             ReadFault::TooManyFiles => return Err(ErrorKind::StorageFull.into()),
             ReadFault::None | ReadFault::FlippedBit => {}
+        }
+        if self.faults().longest_read.is_some_and(|longest| bytes.len() > longest) {
+            return Err(ErrorKind::OutOfMemory.into());
         }
         if self.read(number, offset, bytes)? < bytes.len() {
             return Err(ErrorKind::UnexpectedEof.into());

@@ -1,7 +1,7 @@
 //! Continues the replies that wait for memory or for the disk, in the order that
 //! [`reads`](crate::engine::reads) describes.
 //!
-//! When the system has too little memory or too many open files for a read, replies wait for 0.1 s, and
+//! When the system has too little memory or too many open files for a read, replies of its class wait for 0.1 s, and
 //! those that wait for longer than 10 s are refused.
 
 use super::Server;
@@ -10,8 +10,8 @@ use crate::engine::keys::ConnKey;
 use crate::engine::queue::body_cache::Begun;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
-    WantedBodies, give_up_waiting, read_rest, retry_later, start_reply, take_body, take_turn,
-    take_wanted,
+    PATIENCE, WantedBodies, give_up_waiting, read_rest, retry_later, start_reply, take_body,
+    take_turn, take_wanted,
 };
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
@@ -19,9 +19,6 @@ use log::debug;
 
 /// Units of work to take a record that the disk has read.
 const WORK_PER_READ: usize = 8;
-/// A reply that has waited for this time is refused when the system has no memory for it. From then on clients that
-/// take nothing are disconnected when their memory is wanted.
-const PATIENCE: Nanos = Nanos::from_secs(10);
 /// The time between two looks for such clients.
 const LOOK_PAUSE: Nanos = Nanos::from_secs(1);
 
@@ -40,7 +37,7 @@ impl<S> Server<S> {
         if has_freed || has_turns || ReplyClass::ALL.into_iter().any(can_go_on) {
             return Nanos::ZERO;
         }
-        reads.retry_at.unwrap_or_else(|| self.look_due())
+        reads.retry_at.into_iter().flatten().fold(self.look_due(), Nanos::min)
     }
 
     /// Begins further reads, if the time has come, and frees what was sent.
@@ -50,7 +47,7 @@ impl<S> Server<S> {
             s.queue.bodies.free_in_steps(record);
         }
         let now = s.queue.now;
-        s.reads.retry_at.take_if(|at| *at <= now);
+        s.reads.retry_at.iter_mut().for_each(|at| _ = at.take_if(|at| *at <= now));
         let rest = s.queue.work.give_due();
         self.finish_reads();
         self.start_replies();
@@ -113,9 +110,9 @@ impl<S> Server<S> {
 
     /// Refuses those that have waited for too long while the system has no memory.
     fn refuse_impatient(&mut self, class: ReplyClass) {
-        while self.store.reads.retry_at.is_some()
+        while self.store.reads.retry_at[class as usize].is_some()
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
-            && self.store.queue.now.since(self.wanted(key).asked_at) >= PATIENCE
+            && self.wanted(key).is_impatient(&self.store)
         {
             self.with(key, give_up_waiting);
         }
@@ -131,7 +128,8 @@ impl<S> Server<S> {
     /// Returns the connection of this class that waits for memory first, unless all wait for the next try.
     fn front(&self, class: ReplyClass) -> Option<ConnKey> {
         let reads = &self.store.reads;
-        reads.waiting[class as usize].front().copied().filter(|_| reads.retry_at.is_none())
+        let is_tried = reads.retry_at[class as usize].is_none();
+        reads.waiting[class as usize].front().copied().filter(|_| is_tried)
     }
 
     /// Returns the next connection of this class if there is memory for its reply.
