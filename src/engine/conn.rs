@@ -431,7 +431,7 @@ impl Conn {
     pub fn cancel(&mut self, s: &mut Store) {
         match std::mem::replace(&mut self.doing, Doing::Closing) {
             Doing::ListTubes => s.lists.remove(self.client.key),
-            Doing::Bodies(_) => reads::forget(s, self.client.key),
+            Doing::Bodies(wanted) => reads::forget(s, self.client.key, &wanted),
             Doing::Flush => s.queue.abandon_flush(self.client.key),
             Doing::Wait(..) => s.queue.stop_waiting(self.client.key),
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
@@ -737,12 +737,13 @@ impl Conn {
         }
     }
 
-    /// Returns the memory of its input and of its output, and the large bodies that the connection refers
-    /// to, for the check of their sums.
-    pub fn check_parts(&self) -> ([usize; 2], impl Iterator<Item = &Body>) {
+    /// Returns the memory of its input, of its output and of the list of bodies that it waits for, and the large bodies
+    /// that the connection refers to, for the check of their sums.
+    pub fn check_parts(&self) -> ([usize; 3], impl Iterator<Item = &Body>) {
         let large =
             if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
-        let buffered = [self.input.capacity(), self.output.text_len()];
+        let wanted = if let Doing::Bodies(wanted) = &self.doing { wanted.own_bytes() } else { 0 };
+        let buffered = [self.input.capacity(), self.output.text_len(), wanted];
         (buffered, self.output.bodies().chain(large))
     }
 }

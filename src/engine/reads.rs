@@ -218,6 +218,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     if reply.is_reserved() {
         jobs.iter().for_each(|&(job, _)| s.queue.stop_ttr(&mut c.client, job));
     }
+    s.waiting_bytes += wanted.own_bytes();
     s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     s.reads.has_new = true;
     c.doing = Doing::Bodies(Box::new(wanted));
@@ -266,8 +267,9 @@ impl Reads {
     }
 }
 
-/// Forgets a connection that waits for bodies.
-pub fn forget(s: &mut Store, key: ConnKey) {
+/// Forgets a connection that waits for these bodies.
+pub fn forget(s: &mut Store, key: ConnKey, wanted: &WantedBodies) {
+    s.waiting_bytes -= wanted.own_bytes();
     let queues = s.reads.waiting.iter_mut().chain(&mut s.reads.turns);
     queues.for_each(|queue| queue.retain(|&other| other != key));
     for begun in &mut s.queue.body_cache.begun {
@@ -276,6 +278,11 @@ pub fn forget(s: &mut Store, key: ConnKey) {
 }
 
 impl WantedBodies {
+    /// Returns the memory of the list itself, in bytes.
+    pub fn own_bytes(&self) -> usize {
+        self.bodies.capacity() * size_of::<WantedBody>()
+    }
+
     /// Returns the index of the first body that must be read. If the disk reads for the reply, it is this one.
     pub fn next(&mut self) -> Option<usize> {
         let must_read = |one: &WantedBody| matches!(one.source, BodySource::Disk);
@@ -509,7 +516,7 @@ pub fn give_up_waiting(c: &mut Conn, s: &mut Store) {
 
 /// Refuses a reply.
 fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
-    forget(s, c.client.key);
+    forget(s, c.client.key, wanted);
     let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
     let answer = refuse(c, s, wanted.reply, jobs);
     c.answer_later(s, answer);
@@ -534,6 +541,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     if c.try_reserve_output(s, size).is_err() {
         return give_up(c, s, &wanted);
     }
+    s.waiting_bytes -= wanted.own_bytes();
     if reply.is_reserved() {
         for one in &wanted.bodies {
             s.queue.touch(&mut c.client, one.job);

@@ -40,6 +40,8 @@ pub struct Store {
     pub pool: Pool,
     /// The memory of the unused input of all connections, in bytes.
     pub input_bytes: usize,
+    /// The memory of what all connections remember while they wait for bodies, in bytes.
+    pub waiting_bytes: usize,
     /// The connections are crowded when [`Store::buffered_bytes`] reaches this.
     buffer_limit: usize,
     /// Lists of more than 1,024 tubes.
@@ -91,6 +93,7 @@ impl Store {
             held_back: Vec::new(),
             pool: Pool::default(),
             input_bytes: 0,
+            waiting_bytes: 0,
             buffer_limit: usize::try_from(buffer_limit).unwrap_or(usize::MAX),
             lists: Lists::default(),
             selections: Rc::default(),
@@ -122,9 +125,9 @@ impl Store {
 
     // ---- Memory ----
 
-    /// Returns the memory of unused input and unsent text of all connections, in bytes.
+    /// Returns the memory of unused input and unsent text of all connections, and of waits for bodies, in bytes.
     fn buffered_bytes(&self) -> usize {
-        self.input_bytes + self.pool.text_len()
+        self.input_bytes + self.waiting_bytes + self.pool.text_len()
     }
 
     /// Returns whether unused input and unsent text of all connections have reached their limit. Then at

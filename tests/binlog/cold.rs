@@ -667,6 +667,33 @@ fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
     assert!(server.take_text(unlucky) == reserved(too_long, 700_000));
 }
 
+/// What they have found counts while they wait for the bodies.
+#[test]
+fn batches_of_many_waiting_clients_are_shorter() {
+    const CLIENTS: usize = 40;
+    let settings = Settings { max_memory_bytes: 1 << 20, ..OPTIONS.settings };
+    let options = Options { settings, ..OPTIONS };
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    server.disk.hold_reads(true);
+    (0..1000).for_each(|_| _ = server.put_of(10));
+    let clients: [Client; CLIENTS] = server.clients();
+    for client in clients {
+        assert_eq!(server.send(client, "peek-batch default any 1000\r\n"), "");
+    }
+    let gone = clients[0];
+    server.end(gone, End::HangUp);
+    server.end_reads();
+    let mut found = 0;
+    for client in &clients[1..] {
+        found += server.take_text(*client).matches("FOUND ").count();
+    }
+    // An eighth of the memory is for them, and each has one.
+    assert!((2_000..(1 << 17) / 24 + CLIENTS).contains(&found), "{found} jobs wait");
+    // They do not count any more.
+    let batch = server.ask("peek-batch default any 1000\r\n");
+    assert!(batch.starts_with("FOUND_BATCH 1000 "), "{}", batch.len());
+}
+
 /// Compaction becomes due in the middle of a command that has just given the job to a client.
 #[test]
 fn compaction_loses_no_job_that_a_waiting_client_is_about_to_get() {

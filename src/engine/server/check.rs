@@ -35,6 +35,7 @@ impl<S> Server<S> {
         let sum = |part: usize| links().map(|link| link.conn.check_parts().0[part]).sum::<usize>();
         assert_eq!(s.input_bytes, sum(0), "stored and actual bytes of inputs");
         assert_eq!(s.pool.text_len(), sum(1), "stored and actual bytes of outputs");
+        assert_eq!(s.waiting_bytes, sum(2), "stored and actual bytes of lists of bodies");
         s.pool.check();
         assert_eq!(s.queue.woken.len(), 0, "wait results that were not delivered");
         let open = links().filter(|link| link.stream.is_some()).count();
