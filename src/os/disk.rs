@@ -28,7 +28,7 @@ pub struct Directory {
     /// two, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and system calls need
     /// no locks, which is measurable for each command.
     syncs: Option<DiskThread<FinishedSync>>,
-    reads: Option<DiskThread<io::Result<Vec<u8>>>>,
+    reads: Option<DiskThread<FinishedRead>>,
     /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
     /// at once would stall the loop, or a sync of the thread, for milliseconds.
     unlinked: Vec<(Arc<File>, u64)>,
@@ -41,6 +41,10 @@ pub struct Directory {
     /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
 }
+
+/// A task with a file that has ended: the record, if it was to return one, and the file. The loop closes it, so that no
+/// client takes the descriptor.
+type FinishedRead = (Option<io::Result<Vec<u8>>>, Option<Arc<File>>);
 
 /// An open file.
 struct OpenFile {
@@ -193,17 +197,31 @@ impl Directory {
     /// clients have all other descriptors, those that are reserved for writing are not used.
     fn make_room_for_read(&mut self) -> io::Result<()> {
         let most = if self.reads.is_some() { MAX_READ } else { 1 };
-        let read = self.files.iter().enumerate().filter(|(_, it)| !it.is_written);
-        if read.clone().count() == most {
-            let idle = read.clone().find(|(_, it)| Arc::strong_count(&it.file) == 1);
-            let (index, _) = idle.or_else(|| read.clone().next()).expect("there are some");
-            self.files.remove(index);
+        loop {
+            self.reserve_fds();
+            let read = self.files.iter().filter(|it| !it.is_written).count();
+            let has_spare = self.reserved_fds.len() > RESERVED_FDS + MAX_SYNCING;
+            if read < most && (has_spare || self.reads.is_none()) {
+                return Ok(());
+            }
+            let is_idle = |it: &OpenFile| !it.is_written && Arc::strong_count(&it.file) == 1;
+            let idle = self.files.iter().position(is_idle);
+            let too_many = || io::Error::new(ErrorKind::StorageFull, "too many open files");
+            self.files.remove(idle.ok_or_else(too_many)?);
         }
-        self.reserve_fds();
-        if self.reads.is_some() && self.reserved_fds.len() <= RESERVED_FDS + MAX_SYNCING {
-            return Err(io::Error::new(ErrorKind::StorageFull, "too many open files"));
-        }
-        Ok(())
+    }
+
+    /// Lets the thread that reads do something with a file.
+    fn ask(
+        &self,
+        file: io::Result<Arc<File>>,
+        read: impl FnOnce(&File) -> Option<io::Result<Vec<u8>>> + Send + 'static,
+    ) {
+        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
+        reads.ask(move || match file {
+            Ok(file) => (read(&file), Some(file)),
+            Err(error) => (Some(Err(error)), None),
+        });
     }
 }
 
@@ -252,20 +270,28 @@ impl Disk for Directory {
 
     fn begin_read(&mut self, read: RecordRead) {
         let file = self.file(read.file, false).cloned();
-        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
-        reads.ask(move || read_record(&*file?, read));
+        self.ask(file, move |file| Some(read_record(file, read)));
     }
 
     fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.reads.as_ref()?.finished(false)
+        loop {
+            let (record, file) = self.reads.as_ref()?.finished(false)?;
+            drop(file);
+            self.reserve_fds();
+            if record.is_some() {
+                return record;
+            }
+        }
     }
 
     fn will_read(&mut self, RecordRead { file, offset, len, .. }: RecordRead) {
-        if let Ok(file) = self.file(file, false).cloned()
-            && let Some(reads) = &self.reads
-            && reads.waiting() < MAX_QUEUED
+        if self.reads.as_ref().is_some_and(|reads| reads.waiting() < MAX_QUEUED)
+            && let Ok(file) = self.file(file, false).cloned()
         {
-            reads.run(move || files::begin_reading_in(&file, offset.into(), len.into()));
+            self.ask(Ok(file), move |file| {
+                files::begin_reading_in(file, offset.into(), len.into());
+                None
+            });
         }
     }
 
@@ -572,14 +598,12 @@ mod tests {
         // Each read waits, and keeps its file open.
         let waiting: Vec<Arc<File>> = numbers
             .clone()
-            .map(|number| Arc::clone(directory.file(number, false).unwrap()))
+            .map_while(|number| directory.file(number, false).ok().cloned())
             .collect();
-        assert_eq!(waiting.len(), 100);
-        directory.reserve_fds();
+        assert_eq!(waiting.len(), MAX_READ);
         // No descriptor is left for what is closed from now on.
         let lock = directory.lock.take();
-        let opened = numbers.filter(|&number| directory.file(number, false).is_ok()).count();
-        assert!(opened <= MAX_READ + 1, "{opened} more files were opened");
+        assert!(numbers.skip(MAX_READ).all(|number| directory.file(number, false).is_err()));
         assert!(directory.reserved_fds.len() > RESERVED_FDS, "those for writing were used");
         for number in 1..=4 {
             directory.write(number, 0, b"x").unwrap();
@@ -587,6 +611,49 @@ mod tests {
         directory.lock = lock;
         drop(waiting);
         assert!(directory.file(50, false).is_ok());
+    }
+
+    /// Only files that no read uses are closed for it.
+    #[test]
+    fn a_read_closes_files_that_no_other_one_uses_before_it_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
+        for number in 1..=4 {
+            directory.create(number, 1).unwrap();
+            directory.close(number);
+        }
+        let waiting = [1, 2].map(|number| directory.file(number, false).unwrap().clone());
+        directory.file(3, false).unwrap();
+        // From now on no other descriptor is to be had.
+        directory.lock = None;
+        directory.reserved_fds.truncate(RESERVED_FDS + MAX_SYNCING);
+        let refused = directory.file(4, false).map(drop);
+        let open: Vec<FileNumber> = directory.files.iter().map(|it| it.number).collect();
+        assert_eq!(
+            (refused.map_err(|error| error.kind()), open),
+            (Err(ErrorKind::StorageFull), vec![1, 2])
+        );
+        drop(waiting);
+    }
+
+    #[test]
+    fn the_loop_closes_what_was_read_and_keeps_the_descriptor() {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
+        directory.create(1, 1).unwrap();
+        directory.close(1);
+        for record in [None, Some(Ok(vec![7]))] {
+            let file = directory.file(1, false).unwrap().clone();
+            let weak = Arc::downgrade(&file);
+            directory.ask(Ok(file), |_| record);
+            directory.close(1);
+            directory.reads.as_ref().unwrap().catch_up();
+            assert!(weak.upgrade().is_some(), "the thread has closed it");
+            directory.finished_read();
+            assert!(weak.upgrade().is_none(), "it stays open");
+        }
     }
 
     #[test]
