@@ -22,7 +22,7 @@ use super::commands::reserve::{Reserve, ReserveKind};
 use super::conn::{Conn, Doing, Steps};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
-use super::protocol::batch::ReplySize;
+use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::reply::{Answer, JobWord, Reply, Word};
 use super::queue::body::LARGE;
 use super::queue::body_cache::{Begun, is_passing};
@@ -146,15 +146,14 @@ pub fn reply_job(c: &mut Conn, s: &mut Store, job: JobKey, reply: BodiesFor) -> 
     Ok(Reply::Later)
 }
 
-/// Replies with these jobs, for which the output has room.
-pub fn reply_jobs(
-    c: &mut Conn,
-    s: &mut Store,
-    jobs: Vec<(JobKey, u64)>,
-    reply: BodiesFor,
-) -> Answer {
+/// Replies with the jobs of a batch, which takes room in the output once all bodies are there.
+pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) -> Answer {
+    let jobs = batch.jobs;
     if jobs.iter().any(|&(job, _)| s.queue.jobs[job].body.is_cold()) {
         return want(c, s, &jobs, reply);
+    }
+    if c.try_reserve_output(s, batch.size).is_err() {
+        return refuse(c, s, reply, jobs.into_iter());
     }
     write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
 }

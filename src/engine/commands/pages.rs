@@ -102,15 +102,15 @@ pub fn select_step(
 
 /// Replies to a `peek-batch`, with as many jobs as the reply may have.
 fn reply_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey], mut next: u64) -> Answer {
-    let batch = batch_of_bodies(c, s, keys)?;
+    let batch = batch_of_bodies(s, keys)?;
     if batch.jobs.len() < keys.len() {
         next = batch.jobs.last().map_or(0, |&(_, id)| id);
     }
-    reads::reply_jobs(c, s, batch.jobs, BodiesFor::FoundBatch { next })
+    reads::reply_batch(c, s, batch, BodiesFor::FoundBatch { next })
 }
 
 /// Returns the first of these jobs, at most as many as one reply may have.
-fn batch_of_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
+fn batch_of_bodies(s: &Store, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
     let mut batch = Batch::new(keys.len());
     for &job in keys {
         if !fits_reply(s, &batch, job) {
@@ -118,7 +118,6 @@ fn batch_of_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey]) -> Result<Batch
         }
         batch.try_push(job, &s.queue.jobs[job])?;
     }
-    c.try_reserve_output(s, batch.size)?;
     Ok(batch)
 }
 

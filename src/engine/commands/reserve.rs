@@ -115,7 +115,9 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) 
             let mut batch = Batch::new(max);
             match (fill_batch(c, s, &mut batch)?, batch.is_empty()) {
                 (true, true) => {}
-                (true, false) => return reply_batch(c, s, batch, reserve),
+                (true, false) => {
+                    return reads::reply_batch(c, s, batch, BodiesFor::Reserved(reserve));
+                }
                 (false, true) => return c.later(Steps::Reserve(seq, reserve)),
                 (false, false) => return c.later(Steps::FillBatch(Box::new(batch), reserve)),
             }
@@ -169,7 +171,7 @@ pub fn fill_batch_step(
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
     if filled? {
-        reply_batch(c, s, *batch, reserve)
+        reads::reply_batch(c, s, *batch, BodiesFor::Reserved(reserve))
     } else {
         c.later(Steps::FillBatch(batch, reserve))
     }
@@ -208,19 +210,12 @@ fn reserve_into_batch(
         if !fits_reply(s, batch, job) {
             return Ok(Search::Nothing);
         }
-        c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
+        // A reply that waits for bodies takes its room when it has them.
+        if !s.queue.jobs[job].body.is_cold() {
+            c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
+        }
         batch.try_push(job, &s.queue.jobs[job])?;
         s.queue.make_reserved(job, &mut c.client);
     }
     Ok(search)
-}
-
-/// Replies with the jobs of a batch, before or after the timeout ends.
-fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reserve: Reserve) -> Answer {
-    if c.try_reserve_output(s, batch.size).is_err() {
-        // The jobs become ready when the connection is closed.
-        c.fail(s);
-        return Ok(Reply::Later);
-    }
-    reads::reply_jobs(c, s, batch.jobs, BodiesFor::Reserved(reserve))
 }
