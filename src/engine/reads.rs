@@ -434,11 +434,19 @@ pub fn take_body(
 }
 
 /// Lets a reply wait behind all others of its class, because there was no memory for a read. They are tried in 0.1 s.
-pub fn retry_later(c: &mut Conn, s: &mut Store, wanted: Box<WantedBodies>) {
+pub fn retry_later(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
     s.reads.retry_at[wanted.class as usize] = Some(s.queue.now + RETRY_PAUSE);
     if wanted.is_impatient(s) {
         return give_up(c, s, &wanted);
     }
+    // The others need its memory.
+    wanted.grant = None;
+    for one in &mut wanted.bodies {
+        if matches!(one.source, BodySource::Read(_)) {
+            one.source = BodySource::Disk;
+        }
+    }
+    wanted.read_before = 0;
     s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }

@@ -625,7 +625,7 @@ mod tests {
         }
         let waiting = [1, 2].map(|number| directory.file(number, false).unwrap().clone());
         directory.file(3, false).unwrap();
-        // From now on no other descriptor is to be had.
+        // No other descriptor can be reserved.
         directory.lock = None;
         directory.reserved_fds.truncate(RESERVED_FDS + MAX_SYNCING);
         let refused = directory.file(4, false).map(drop);

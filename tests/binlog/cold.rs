@@ -645,19 +645,23 @@ fn bodies_in_the_page_cache_are_read_in_several_iterations() {
 /// Other replies of its class are tried next, and those of the other class do not wait.
 #[test]
 fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
-    let mut server = start();
+    // Of this, 768 KiB are for large replies.
+    let settings = Settings { max_memory_bytes: 4 << 20, ..OPTIONS.settings };
+    let options = Options { settings, ..OPTIONS };
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
     let [too_long, long, short] = [700_000, 300_000, 100].map(|len| server.put_of(len));
     server.disk.faults().longest_read = Some(500_000);
     let [unlucky, client] = server.clients();
     assert_eq!(server.send(unlucky, format!("reserve-job {too_long}\r\n")), "");
-    for _ in 0..99 {
+    for _ in 0..32 {
         assert!(server.received(unlucky).is_empty());
         assert_eq!(server.send(client, format!("peek {short}\r\n")), found(short, 100));
         server.receive(client, format!("peek {long}\r\n"));
-        server.advance(Nanos::from_millis(100));
+        // Both want the same memory, and one of them is tried each 0.1 s.
+        (0..3).for_each(|_| server.advance(Nanos::from_millis(100)));
         assert!(server.take_text(client) == found(long, 300_000), "a large reply waits");
     }
-    (0..5).for_each(|_| server.advance(Nanos::from_millis(100)));
+    (0..6).for_each(|_| server.advance(Nanos::from_millis(100)));
     assert_eq!(server.take_text(unlucky), "OUT_OF_MEMORY\r\n");
     assert_eq!(server.state(too_long), "ready");
     // With memory it is read at the next try.
