@@ -132,12 +132,6 @@ impl Member {
         let (format, leader, last) = (next().pop(), next().pop(), next().pop());
         let (all, files, chunks) = (next(), next(), next());
         let other = all.iter().find(|pair| pair.key() != keys.leader().as_bytes());
-        let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
-        // A file that was removed lacks the bytes of its first chunk too.
-        let lost = chunks
-            .iter()
-            .filter_map(|pair| Chunk::decode(pair.value()))
-            .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
         let is_importing = format.as_ref().is_some_and(|pair| pair.value() == IMPORTING.as_bytes());
         // After its end everything is looked at again.
         let waited_for = leader.as_ref().filter(|_| self.duty != Duty::Read);
@@ -181,10 +175,7 @@ impl Member {
                 keys.all()
             ),
             (None, None) | (Some(_), _) => {
-                let lost_file = lost.map(|chunk| keys.file(chunk.file));
-                let last = last.filter(|_| chunks.is_empty());
-                let lost = lost_file.or(last.map(|pair| keys.chunk(parse_last(pair.value()))));
-                if let Some(key) = lost {
+                if let Some(key) = self.lost_key(&files, &chunks, last.as_ref()) {
                     return Err(Failure::lasting(keys.missing(&key)));
                 }
                 let has_chunks = !chunks.is_empty();
@@ -193,6 +184,25 @@ impl Member {
             }
         };
         Err(Failure::lasting(wrong))
+    }
+
+    /// Returns a key that is missing, given the first keys of files and chunks, and that of the last chunk.
+    fn lost_key(
+        &self,
+        files: &[KeyValue],
+        chunks: &[KeyValue],
+        last: Option<&KeyValue>,
+    ) -> Option<String> {
+        let keys = &self.keys;
+        let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
+        // A file that was removed lacks the bytes of its first chunk too.
+        let lost = chunks
+            .iter()
+            .filter_map(|pair| Chunk::decode(pair.value()))
+            .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
+        let last = last.filter(|_| chunks.is_empty());
+        let last = last.map(|pair| keys.chunk(parse_last(pair.value())));
+        lost.map(|chunk| keys.file(chunk.file)).or(last)
     }
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
