@@ -352,8 +352,6 @@ fn rule_1_a_node_of_another_cluster_is_refused() {
     }
 }
 
-// ---- Rules 4 to 6 ----
-
 #[test]
 fn rule_1_a_server_that_starts_refuses_a_node_that_is_a_cluster_of_its_own() {
     let mut cluster = single();
@@ -365,6 +363,8 @@ fn rule_1_a_server_that_starts_refuses_a_node_that_is_a_cluster_of_its_own() {
     assert!(matches!(cluster.server(1).standing(), Standing::Standby(_)));
     assert_eq!((cluster.leader(), &cluster.ends[..]), (Some(0), &[][..]));
 }
+
+// ---- Rules 4 to 6 ----
 
 #[test]
 fn rule_4_each_chunk_is_there_once_whatever_happens_to_its_transaction() {
@@ -645,6 +645,21 @@ fn a_leader_ends_when_etcd_is_restored_to_an_older_state() {
         cluster.forget();
         cluster.start(0);
         cluster.lead();
+    }
+}
+
+#[test]
+fn a_leader_changes_nothing_of_what_etcd_was_restored_to() {
+    for after_ms in (0..1_600).step_by(50) {
+        let mut cluster = single();
+        cluster.run(after_ms);
+        let snapshot = cluster.world().store.clone();
+        cluster.store(0, b"second");
+        cluster.world().restore(snapshot);
+        cluster.forget();
+        cluster.run(3_000);
+        restart(&mut cluster);
+        assert_eq!(cluster.found()[&1], b"v7first", "{after_ms} ms");
     }
 }
 

@@ -21,6 +21,7 @@ use super::disk::{Change, Files};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value, last_value, parse_last};
 use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
 use super::nodes::{ask_again, ask_each};
+use super::shared::State;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::time::Nanos;
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
@@ -50,6 +51,8 @@ type Chunks = BTreeMap<ChunkNumber, KeyValue>;
 /// A page has about this many bytes, so that it comes in time.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 const LONGEST_PAGE_LEN: i64 = 512;
+/// A program that only reads asks at least this many times, for shorter and shorter pages.
+const LEAST_TRIES: usize = 8;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
 /// At most this many chunks are copied at once: etcd allows 128 changes in a transaction.
@@ -265,7 +268,8 @@ impl Log {
     ) -> Result<Vec<Vec<KeyValue>>, Failure> {
         let shared = Arc::clone(&self.member.shared);
         let nodes = &mut self.member.nodes;
-        let (mut left, mut log) = (2 * nodes.count(), log_failures(&shared));
+        let mut left = (2 * nodes.count()).max(LEAST_TRIES);
+        let mut log = log_failures(&shared);
         let may_go_on = |failure: &Failure| {
             let leads = shared.state().has_won && shared.standing().is_ok();
             if leads {
@@ -355,8 +359,7 @@ impl Log {
         let key = self.member.keys.chunk(chunk);
         let mut len = bytes.len().min(self.chunk_max);
         let value = Chunk { file: number, offset, bytes: &bytes[..len] }.encode();
-        let before = exists(self.member.keys.chunk(last));
-        let when = vec![modified(key.clone(), 0), before];
+        let when = vec![modified(key.clone(), 0)];
         let mut puts = vec![TxnOp::put(key.clone(), value, None)];
         // A leader appends only to files that it has begun.
         let known = self.files.get(&number).copied().filter(|_| offset > 0);
@@ -477,14 +480,17 @@ impl Log {
         if self.is_made(when, then).await? {
             return Ok(());
         }
-        Err(Failure::lost("another program has changed the keys"))
+        Err(Failure::lost("another program has changed the keys, or etcd was restored"))
     }
 
     /// Makes a transaction if this server leads and the conditions hold. Returns whether they do.
     async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<TxnOp>) -> Result<bool, Failure> {
-        // After a restore of etcd another leader may have the same revision, but no other one has this lease.
-        let (key, lease) = (self.member.keys.leader(), self.member.shared.state().lease);
+        // After a restore of etcd another leader may have the same revision, but no other one has this lease. This
+        // one may have it still, and the last chunk be lost.
+        let State { lease, last_chunk, .. } = *self.member.shared.state();
+        let key = self.member.keys.leader();
         when.push(Compare::lease(key.clone(), CompareOp::Equal, lease));
+        when.push(exists(self.member.keys.chunk(last_chunk)));
         let begun_at = self.member.shared.now();
         let answer =
             self.member.nodes.ask(|node| node.txn(Txn::new().when(when).and_then(then))).await;

@@ -160,7 +160,7 @@ impl Nodes {
         let (node, cluster) = self.connect_to(self.current).await?;
         let known = self.cluster.load(Ordering::Relaxed);
         if known != cluster && !self.may_join(cluster, known == 0).await {
-            let text = "it has left the cluster of the other nodes".to_owned();
+            let text = "it is in another cluster than the other nodes".to_owned();
             return Err(Failure { kind: Kind::Passing, text });
         }
         self.cluster.store(cluster, Ordering::Relaxed);
