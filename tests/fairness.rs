@@ -476,9 +476,12 @@ fn pages_of_many_clients_leave_time_for_others() {
             clients.iter().all(|client| driver.received(*client).ends_with(b"\n"))
         });
         // A small page is made at once.
-        let [page] = server.driver.clients();
-        server.driver.receive(page, "list-jobs small any 10\r\n");
-        server.reply(page, "\n", 1..=1);
+        let [page, other] = server.driver.clients();
+        for tube in ["small", "a"] {
+            server.driver.receive(other, "list-tube-used\r\n");
+            server.driver.receive(page, format!("list-jobs {tube} any 10\r\n"));
+            server.reply(page, "\n", 1..=1);
+        }
         server.driver.check();
     }
 }

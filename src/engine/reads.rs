@@ -26,7 +26,7 @@ use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::reply::{Answer, JobWord, Reply, Word};
 use super::queue::body::LARGE;
 use super::queue::body_cache::{Begun, is_passing};
-use super::queue::read_body::{Grant, ReadBody, ReplyClass};
+use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
@@ -43,7 +43,7 @@ pub struct Reads {
     /// Bytes of small replies that are read before the next body of a large one.
     pub large_lead: u32,
     /// No reply of the class is started before this moment: the last one had too little memory.
-    pub retry_at: [Option<Nanos>; 2],
+    pub retry_at: [Nanos; 2],
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
     /// There was no work left for further turns, and the disk may have time for them.
@@ -297,7 +297,7 @@ impl WantedBodies {
         let waiting = count(&mut s.reads.waiting[self.class as usize].iter());
         let turns = count(&mut s.reads.turns[self.class as usize].iter());
         let reading = count(&mut s.queue.body_cache.begun.iter().flat_map(|it| &it.readers));
-        let is_right = waiting + turns + reading == 1 && (waiting == 1 || self.grant.is_some());
+        let is_right = waiting + turns + reading == 1 && (waiting == 1) == self.grant.is_none();
         assert!(is_right, "{waiting} {turns} {reading} of {self:?}");
     }
 
@@ -310,7 +310,7 @@ impl WantedBodies {
     pub fn fits(&self, s: &Store) -> bool {
         let memory = &s.queue.body_cache.read_bodies;
         let is_read = matches!(&self.bodies[..], [one] if memory.find(one.id).is_some());
-        if is_read || self.grant.is_some() {
+        if is_read {
             return true;
         }
         if self.is_crowded_out(s) || self.needs_cache(s) {
@@ -334,7 +334,7 @@ impl WantedBodies {
     /// Returns whether the bodies would exceed what `--max-memory` allows with those of jobs that are in memory. These
     /// can be read back, so they make room.
     pub fn needs_cache(&self, s: &Store) -> bool {
-        if self.grant.is_some() || s.queue.body_cache.warm_bytes == 0 {
+        if s.queue.body_cache.warm_bytes == 0 {
             return false;
         }
         let limit = s.settings.max_memory_bytes;
@@ -382,8 +382,7 @@ pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
-    let read_bodies = &s.queue.body_cache.read_bodies;
-    wanted.grant.get_or_insert_with(|| read_bodies.grant(cold_bytes, copied_bytes, class));
+    wanted.grant = Some(s.queue.body_cache.read_bodies.grant(cold_bytes, copied_bytes, class));
     for index in 0..wanted.bodies.len() {
         if matches!(wanted.bodies[index].source, BodySource::Disk)
             && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
@@ -433,9 +432,10 @@ pub fn take_body(
     true
 }
 
-/// Lets a reply wait behind all others of its class, because there was no memory for a read. They are tried in 0.1 s.
+/// Lets a reply wait behind all others of its class, because there was no memory for a read. The next one is tried in
+/// 0.1 s.
 pub fn retry_later(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    s.reads.retry_at[wanted.class as usize] = Some(s.queue.now + RETRY_PAUSE);
+    s.reads.retry_at[wanted.class as usize] = s.queue.now + RETRY_PAUSE;
     if wanted.is_impatient(s) {
         return give_up(c, s, &wanted);
     }
@@ -469,8 +469,9 @@ fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
     for one in &mut wanted.bodies {
         if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
             one.source = BodySource::Disk;
-            let grant = wanted.grant.as_mut().expect("it was granted before");
-            grant.extend(s.queue.jobs[one.job].body.full_len());
+            let len = s.queue.jobs[one.job].body.full_len();
+            wanted.cold_bytes += u64::from(len);
+            wanted.grant.as_mut().expect("it was granted before").extend(len);
         }
     }
 }
@@ -483,10 +484,16 @@ pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     let id = wanted.bodies[next].id;
     let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
     let has_joined = match begun {
-        Some(begun) => begun.join(c.client.key).is_ok(),
+        Some(begun) => {
+            s.queue.work.spend(WORK_PER_BODY);
+            begun.join(c.client.key).is_ok()
+        }
         // Another connection may have read it, and the system may have read ahead.
         None => match fetch(c, s, &mut wanted, next) {
             Next::Nothing => {
+                if let BodySource::Read(read) = &wanted.bodies[next].source {
+                    s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
+                }
                 read_rest(c, s, wanted);
                 return true;
             }

@@ -220,6 +220,7 @@ impl<'l> Rest<'l> {
                     it.state = *STATES.iter().find(|state| state.as_bytes() == word.0)?;
                 }
                 Argument::AnyTube if self.0.is_empty() => {}
+                Argument::AnyTube if self.0[0] != b' ' => return None,
                 Argument::AnyTube => it.tube = Some(self.first_name()?),
                 Argument::After | Argument::AfterClient if self.0.is_empty() => {}
                 Argument::After | Argument::AfterClient => it.after = self.u64()?,

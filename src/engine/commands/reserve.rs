@@ -211,7 +211,7 @@ fn reserve_into_batch(
             return Ok(Search::Nothing);
         }
         // A reply that waits for bodies takes its room when it has them.
-        if !s.queue.jobs[job].body.is_cold() {
+        if !batch.has_cold && !s.queue.jobs[job].body.is_cold() {
             c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
         }
         batch.try_push(job, &s.queue.jobs[job])?;

@@ -19,6 +19,8 @@ pub struct Batch {
     body_bytes: usize,
     /// The size of the reply.
     pub size: ReplySize,
+    /// A body must be read first.
+    pub has_cold: bool,
 }
 
 /// The size of a reply in the output of a connection.
@@ -51,7 +53,7 @@ impl ReplySize {
 impl Batch {
     /// Returns a batch without jobs, for at most `max` jobs.
     pub fn new(max: usize) -> Batch {
-        Batch { jobs: Vec::new(), max, body_bytes: 0, size: ReplySize::HEADING }
+        Batch { jobs: Vec::new(), max, body_bytes: 0, size: ReplySize::HEADING, has_cold: false }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -72,11 +74,10 @@ impl Batch {
     /// Removes the jobs that do not fulfil the condition.
     pub fn retain(&mut self, jobs: &Jobs, mut is_kept: impl FnMut(JobKey, u64) -> bool) {
         self.jobs.retain(|&(job, id)| is_kept(job, id));
-        Batch { size: self.size, body_bytes: self.body_bytes, .. } = Batch::new(self.max);
-        for &(job, _) in &self.jobs {
-            self.size = self.size_with(&jobs[job].body);
-            self.body_bytes += jobs[job].body.content_len() as usize;
-        }
+        let kept = std::mem::take(&mut self.jobs);
+        *self = Batch::new(self.max);
+        kept.iter().for_each(|&(job, _)| self.count(&jobs[job].body));
+        self.jobs = kept;
     }
 
     /// Returns whether the batch has its maximum number of jobs.
@@ -87,10 +88,15 @@ impl Batch {
     /// Adds a job.
     pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), TryReserveError> {
         headroom::leave(Headroom::Quarter, || self.jobs.try_reserve(1))?;
-        self.size = self.size_with(&job.body);
         self.jobs.push((key, job.id));
-        self.body_bytes += job.body.content_len() as usize;
+        self.count(&job.body);
         Ok(())
+    }
+
+    fn count(&mut self, body: &Body) {
+        self.size = self.size_with(body);
+        self.body_bytes += body.content_len() as usize;
+        self.has_cold |= body.is_cold();
     }
 }
 

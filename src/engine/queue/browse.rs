@@ -109,11 +109,16 @@ impl Queue {
 impl SelectionScan {
     /// Returns about how many units of work the first step takes, with the reply.
     pub fn first_work(&self, queue: &Queue) -> usize {
+        let number = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let jobs = number(queue.tubes[self.tube].jobs.count());
         let scan = match self.listed(queue) {
             Some(listed) => listed * LISTED_COST / COMPARED_PER_WORK,
-            None => queue.limits.ids_looked_up_at_once / LOOKED_UP_PER_WORK,
+            None => {
+                let ids = number(queue.last_id.saturating_sub(self.after));
+                let needed = ids.saturating_mul(self.count + 1) / jobs.max(1);
+                needed.min(queue.limits.ids_looked_up_at_once) / LOOKED_UP_PER_WORK
+            }
         };
-        let jobs = usize::try_from(queue.tubes[self.tube].jobs.count()).unwrap_or(usize::MAX);
         scan + jobs.min(self.count) * (WORK_PER_SELECTED + WORK_PER_SHOWN)
     }
 

@@ -37,7 +37,8 @@ impl<S> Server<S> {
         if has_freed || has_turns || ReplyClass::ALL.into_iter().any(can_go_on) {
             return Nanos::ZERO;
         }
-        reads.retry_at.into_iter().flatten().fold(self.look_due(), Nanos::min)
+        let retries = reads.retry_at.into_iter().filter(|&at| at > queue.now);
+        retries.fold(self.look_due(), Nanos::min)
     }
 
     /// Begins further reads, if the time has come, and frees what was sent.
@@ -46,8 +47,6 @@ impl<S> Server<S> {
         while let Some(record) = s.queue.body_cache.read_bodies.take_freed() {
             s.queue.bodies.free_in_steps(record);
         }
-        let now = s.queue.now;
-        s.reads.retry_at.iter_mut().for_each(|at| _ = at.take_if(|at| *at <= now));
         let rest = s.queue.work.give_due();
         self.finish_reads();
         self.start_replies();
@@ -93,7 +92,6 @@ impl<S> Server<S> {
     /// Starts the replies for which there is memory.
     pub(super) fn start_replies(&mut self) {
         for class in ReplyClass::ALL {
-            self.refuse_impatient(class);
             // At least one, and no more than there is work for.
             let mut may_start = true;
             while may_start && let Some(key) = self.next_to_start(class) {
@@ -101,6 +99,7 @@ impl<S> Server<S> {
                 self.with(key, start_reply);
                 may_start = self.store.queue.work.is_left();
             }
+            self.refuse_impatient(class);
             if self.needs_cache(class) {
                 self.store.queue.evict_page();
             }
@@ -110,7 +109,7 @@ impl<S> Server<S> {
 
     /// Refuses those that have waited for too long while the system has no memory.
     fn refuse_impatient(&mut self, class: ReplyClass) {
-        while self.store.reads.retry_at[class as usize].is_some()
+        while self.store.reads.retry_at[class as usize] > self.store.queue.now
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
             && self.wanted(key).is_impatient(&self.store)
         {
@@ -127,8 +126,8 @@ impl<S> Server<S> {
 
     /// Returns the connection of this class that waits for memory first, unless all wait for the next try.
     fn front(&self, class: ReplyClass) -> Option<ConnKey> {
-        let reads = &self.store.reads;
-        let is_tried = reads.retry_at[class as usize].is_none();
+        let Store { reads, queue, .. } = &self.store;
+        let is_tried = reads.retry_at[class as usize] <= queue.now;
         reads.waiting[class as usize].front().copied().filter(|_| is_tried)
     }
 
