@@ -312,8 +312,7 @@ fn listen_address(flags: &Flags, mode: Option<u32>) -> Result<Address, String> {
         // The name of a service is resolved at the start.
         None => (!text.is_empty()).then(|| Port::Service(text.to_owned())),
     })?;
-    // Quirk: the resolver of C beanstalkd takes it for any address; pinned by
-    // `numbers_are_those_of_c`.
+    // The resolver of C beanstalkd takes `*` for any address.
     let host = flags.text("l").filter(|host| host != "*");
     match host.as_ref().and_then(|host| host.strip_prefix("unix:")) {
         Some("") => wrong("-l unix: needs a path"),
