@@ -470,6 +470,18 @@ mod tests {
         Waker::new(poll.registry(), mio::Token(0)).unwrap()
     }
 
+    /// Returns a directory with its threads and this number of closed files of one byte.
+    fn with_threads(files: FileNumber) -> (tempfile::TempDir, Directory) {
+        let home = tempfile::tempdir().unwrap();
+        let mut directory = Directory::lock(home.path()).unwrap();
+        directory.start_threads(waker(), true).unwrap();
+        for number in 1..=files {
+            directory.create(number, 1).unwrap();
+            directory.close(number);
+        }
+        (home, directory)
+    }
+
     #[test]
     fn only_binlog_files_have_a_number() {
         assert_eq!(number_of("binlog.1"), Some(1));
@@ -552,9 +564,7 @@ mod tests {
     #[test]
     fn a_thread_syncs_files_and_frees_removed_ones() {
         const SIZE: u64 = 20 << 20;
-        let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker(), true).unwrap();
+        let (home, mut directory) = with_threads(0);
         directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
         let backup = home.path().join("backup");
@@ -587,14 +597,8 @@ mod tests {
 
     #[test]
     fn reads_leave_the_descriptors_that_are_reserved_for_writing() {
-        let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker(), true).unwrap();
+        let (_home, mut directory) = with_threads(100);
         let numbers = 1..=100;
-        for number in numbers.clone() {
-            directory.create(number, 1).unwrap();
-            directory.close(number);
-        }
         // Each read waits, and keeps its file open.
         let waiting: Vec<Arc<File>> = numbers
             .clone()
@@ -616,13 +620,7 @@ mod tests {
     /// Only files that no read uses are closed for it.
     #[test]
     fn a_read_closes_files_that_no_other_one_uses_before_it_is_refused() {
-        let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker(), true).unwrap();
-        for number in 1..=4 {
-            directory.create(number, 1).unwrap();
-            directory.close(number);
-        }
+        let (_home, mut directory) = with_threads(4);
         let waiting = [1, 2].map(|number| directory.file(number, false).unwrap().clone());
         directory.file(3, false).unwrap();
         // No other descriptor can be reserved.
@@ -639,11 +637,7 @@ mod tests {
 
     #[test]
     fn the_loop_closes_what_was_read_and_keeps_the_descriptor() {
-        let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker(), true).unwrap();
-        directory.create(1, 1).unwrap();
-        directory.close(1);
+        let (_home, mut directory) = with_threads(1);
         for record in [None, Some(Ok(vec![7]))] {
             let file = directory.file(1, false).unwrap().clone();
             let weak = Arc::downgrade(&file);
@@ -658,9 +652,7 @@ mod tests {
 
     #[test]
     fn a_dropped_directory_has_no_open_files() {
-        let home = tempfile::tempdir().unwrap();
-        let mut directory = Directory::lock(home.path()).unwrap();
-        directory.start_threads(waker(), true).unwrap();
+        let (home, mut directory) = with_threads(0);
         for number in 1..=4 {
             directory.create(number, 16 << 20).unwrap();
             directory.remove(number).unwrap();
