@@ -132,8 +132,8 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let cannot_copy = cannot_copy(path.display(), &etcd.url);
     // Nothing is written for a damaged binlog.
     let files = measure(&mut directory).map_err(&cannot_copy)?;
-    let (bytes, quota) = (files.iter().map(|&(_, used)| used).sum::<u64>(), etcd.quota);
-    if bytes > quota / 8 * 7 {
+    let (bytes, quota) = (length_of(&files), etcd.quota);
+    if bytes > etcd.puts_end() {
         let why =
             format_args!("{bytes} bytes of {} are too many for a quota of {quota}", path.display());
         return Err(failed(&etcd.url, EXIT_REFUSED)(why));
@@ -187,8 +187,13 @@ fn cannot_copy(from: impl Display, to: impl Display) -> impl Fn(BinlogError) -> 
     move |error| Failure::new(EXIT_REFUSED, format!("cannot copy {from} to {to}: {error}"))
 }
 
+/// Returns the length of all files together, in bytes.
+fn length_of(files: &[(FileNumber, u64)]) -> u64 {
+    files.iter().map(|&(_, used)| used).sum()
+}
+
 fn report_copy(files: &[(FileNumber, u64)], to: impl Display) -> ExitCode {
-    let (count, bytes) = (files.len(), files.iter().map(|&(_, used)| used).sum::<u64>());
+    let (count, bytes) = (files.len(), length_of(files));
     print(io::stdout(), format_args!("copied {count} files with {bytes} bytes to {to}"))
 }
 

@@ -33,6 +33,13 @@ pub struct EtcdOptions {
     pub quota: u64,
 }
 
+impl EtcdOptions {
+    /// Returns how many bytes in etcd may be in use before puts are refused: the rest of its quota is for deletes.
+    pub fn puts_end(&self) -> u64 {
+        self.quota / 8 * 7
+    }
+}
+
 /// The files for TLS, in PEM format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {

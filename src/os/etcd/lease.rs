@@ -332,7 +332,7 @@ impl Member {
             }
             if let Some(size) = size {
                 let (recent, refuses) =
-                    note_size(&self.shared, self.etcd.quota, [size, used], counted_len);
+                    note_size(&self.shared, &self.etcd, [size, used], counted_len);
                 match (std::mem::replace(&mut refuses_puts, refuses), refuses) {
                     (false, true) => warn!(
                         "etcd has {size} bytes in its database, of which {used} and {recent} written \
@@ -387,13 +387,18 @@ pub fn name_of(leader: &KeyValue) -> String {
 /// Notes how much more may be written before puts are refused, given the size of the database and what of it is
 /// in use. That has all changes that were stored at the look before, of this length: etcd counts a change some
 /// 100 ms after it has stored it. Returns the length of the changes since, and whether puts are refused.
-fn note_size(shared: &Shared, quota: u64, [size, used]: [u64; 2], counted_len: u64) -> (u64, bool) {
+fn note_size(
+    shared: &Shared,
+    etcd: &EtcdOptions,
+    [size, used]: [u64; 2],
+    counted_len: u64,
+) -> (u64, bool) {
     let mut state = shared.state();
     // Perhaps since the last look.
     let refused = state.written_len >= state.puts_end;
     // etcd uses free pages again, but counts them.
-    let is_large = size >= quota / 16 * 15;
-    let room = if is_large { 0 } else { (quota / 8 * 7).saturating_sub(used) };
+    let is_large = size >= etcd.quota / 16 * 15;
+    let room = if is_large { 0 } else { etcd.puts_end().saturating_sub(used) };
     // Without room it has come: no less is written than was stored.
     state.puts_end = counted_len + room;
     (state.written_len - counted_len, refused || state.written_len >= state.puts_end)
