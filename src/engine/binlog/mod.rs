@@ -214,12 +214,16 @@ impl Binlog {
         Ok(())
     }
 
-    /// Appends the record of a buried job that was reserved. It may use the space of compaction. It is not
-    /// counted in `stats`, because C beanstalkd does not make such a record.
+    /// Does not count the last record in `stats`, because C beanstalkd does not make such a record.
+    pub fn uncount_record(&mut self) {
+        self.records_written -= 1;
+    }
+
+    /// Appends the record of a buried job that was reserved. It may use the space of compaction.
     pub fn hold(&mut self, key: JobKey, fields: &Fields) -> Result<(), NoSpace> {
         self.reserve_from_headroom(SHORT)?;
         self.update(key, fields);
-        self.records_written -= 1;
+        self.uncount_record();
         Ok(())
     }
 

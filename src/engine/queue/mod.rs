@@ -418,11 +418,8 @@ impl Queue {
         job.delay_secs = delay_secs;
         let target = job.target(self.now);
         self.transition(client, key, target, End::Release);
-        // C beanstalkd makes no such record.
-        if target == Target::Ready
-            && let Some(binlog) = &mut self.binlog
-        {
-            binlog.records_written -= 1;
+        if target == Target::Ready {
+            self.binlog.iter_mut().for_each(Binlog::uncount_record);
         }
         Ok(())
     }
