@@ -26,6 +26,7 @@ use crate::engine::binlog::disk::FileNumber;
 use crate::engine::time::Nanos;
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
 use log::warn;
+use std::array::from_fn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -112,8 +113,7 @@ impl Log {
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
         let first = [self.all_files(), (self.member.keys.last(), GetOptions::new())];
-        let [files, last] =
-            <[_; 2]>::try_from(self.page(|| first.to_vec()).await?).unwrap_or_default();
+        let [files, last] = self.page(|| first.clone()).await?;
         self.noted.0 = last.first().map_or(0, |pair| parse_last(pair.value()));
         self.note_files(&files)?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
@@ -179,9 +179,9 @@ impl Log {
             let reads = || {
                 limit = next_limit;
                 next_limit = (limit / 2).max(1);
-                vec![(key.clone(), rest.clone().with_limit(limit)), files.clone()]
+                [(key.clone(), rest.clone().with_limit(limit)), files.clone()]
             };
-            let [pairs, files] = <[_; 2]>::try_from(self.page(reads).await?).unwrap_or_default();
+            let [pairs, files] = self.page(reads).await?;
             self.note_files(&files)?;
             let is_last = i64::try_from(pairs.len()).is_ok_and(|len| len < limit);
             let len: usize = pairs.iter().map(|pair| pair.value().len()).sum();
@@ -256,16 +256,16 @@ impl Log {
 
     /// Reads keys, as [`Log::page`].
     async fn pairs(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
-        let reads = || vec![(key.clone(), options.clone())];
-        Ok(self.page(reads).await?.pop().unwrap_or_default())
+        let [pairs] = self.page(|| [(key.clone(), options.clone())]).await?;
+        Ok(pairs)
     }
 
     /// Reads pages of one moment: a leader asks as long as it leads, and others ask some times. `reads` returns what to
     /// ask for, each time.
-    async fn page(
+    async fn page<const READS: usize>(
         &mut self,
-        mut reads: impl FnMut() -> Vec<(String, GetOptions)>,
-    ) -> Result<Vec<Vec<KeyValue>>, Failure> {
+        mut reads: impl FnMut() -> [(String, GetOptions); READS],
+    ) -> Result<[Vec<KeyValue>; READS], Failure> {
         let shared = Arc::clone(&self.member.shared);
         let nodes = &mut self.member.nodes;
         let mut left = (2 * nodes.count()).max(LEAST_TRIES);
@@ -278,7 +278,9 @@ impl Log {
             left = left.saturating_sub(1);
             left > 0 || leads
         };
-        ask_again(async || nodes.page(&reads()).await, may_go_on).await
+        let mut found =
+            ask_again(async || nodes.page(&reads()).await, may_go_on).await?.into_iter();
+        Ok(from_fn(|_| found.next().unwrap_or_default()))
     }
 
     // ---- Changing ----
