@@ -284,10 +284,10 @@ impl WantedBodies {
 
     /// Returns the index of the first body that must be read. If the disk reads for the reply, it is this one.
     pub fn next(&mut self) -> Option<usize> {
-        let must_read = |one: &WantedBody| matches!(one.source, BodySource::Disk);
-        let found = self.bodies[self.read_before..].iter().position(must_read);
-        self.read_before = found.map_or(self.bodies.len(), |at| self.read_before + at);
-        found.map(|_| self.read_before)
+        while !matches!(self.bodies.get(self.read_before)?.source, BodySource::Disk) {
+            self.read_before += 1;
+        }
+        Some(self.read_before)
     }
 
     /// Checks that a connection that waits for bodies is where it will go on, once.

@@ -19,7 +19,7 @@ pub struct Batch {
     body_bytes: usize,
     /// The size of the reply.
     pub size: ReplySize,
-    /// A body must be read first.
+    /// A body was only in the binlog when its job was added.
     pub has_cold: bool,
 }
 
