@@ -789,8 +789,7 @@ fn the_last_chunk_and_the_newest_file_are_missed_a_second_after_they_were_stored
         cluster.forget();
         keys.iter().for_each(|key| cluster.world().store.remove(key));
         cluster.start(0);
-        let reader = cluster.reader(1);
-        cluster.servers.push(Some(reader));
+        cluster.start_reader();
         cluster.run(10_000);
         assert_eq!(cluster.leader(), None, "it serves without {keys:?}: {:?}", cluster.found());
         let missing = "/jobs/log/0000000000000003 is missing or damaged; ";
@@ -923,8 +922,7 @@ fn rule_11_a_reader_goes_on_while_old_revisions_go() {
         cluster.put_into_next_file(0, b"record");
         cluster.settle();
     }
-    let reader = cluster.reader(1);
-    cluster.servers.push(Some(reader));
+    cluster.start_reader();
     let mut files = None;
     for _ in 0..2_000 {
         cluster.put(0, b"more");
@@ -938,8 +936,7 @@ fn rule_11_a_reader_goes_on_while_old_revisions_go() {
 #[test]
 fn rule_11_a_reader_ends_next_to_a_server_whose_files_live_for_moments() {
     let mut cluster = single();
-    let reader = cluster.reader(1);
-    cluster.servers.push(Some(reader));
+    cluster.start_reader();
     let mut files = None;
     for _ in 0..200 {
         cluster.put_into_next_file(0, b"record");
@@ -959,8 +956,7 @@ fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
     let importing = TxnOp::put("/jobs/format", "beanstalkd-binlog importing\n", None);
     let first = TxnOp::put("/jobs/log/0000000000000000", "", None);
     write(&mut cluster.world(), vec![importing, first]);
-    let reader = cluster.reader(1);
-    cluster.servers.push(Some(reader));
+    cluster.start_reader();
     cluster.run(1_000);
     assert_eq!(cluster.server(0).standing(), Standing::Standby("an import".to_owned()));
     let read = cluster.server(1).dumped().expect("it has an end");
@@ -999,8 +995,7 @@ fn rule_12_a_server_that_starts_before_etcd_leads_when_etcd_is_there() {
 #[test]
 fn rule_12_a_reader_that_reaches_no_node_names_what_helps() {
     let mut cluster = single();
-    let reader = cluster.reader(1);
-    cluster.servers.push(Some(reader));
+    cluster.start_reader();
     cluster.world().cut_off(1);
     let mut files = None;
     for _ in 0..10_000 {

@@ -149,13 +149,14 @@ impl Cluster {
         assert!(self.servers[server].replace(started).is_none(), "it runs");
     }
 
-    /// Returns a process that only reads the log, as `--dump` does.
-    pub fn reader(&self, index: usize) -> Server {
+    /// Starts a process that only reads the log, as `--dump` does, behind the servers.
+    pub fn start_reader(&mut self) {
+        let index = self.servers.len();
         let mut server =
             Server::new(&self.fake, index, "reader".to_owned(), self.ttl_secs, Duty::Read);
         let files = read(server.requests.clone());
         server.phase = Phase::Dumping(server.runtime.spawn(files));
-        server
+        self.servers.push(Some(server));
     }
 
     pub fn kill(&mut self, server: usize) {
