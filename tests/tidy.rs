@@ -404,6 +404,13 @@ fn the_protocol_page_has_every_command_and_reply() {
     assert!(count >= 20, "reply.rs has changed its form");
 }
 
+/// CONTRIBUTING.md has this bound, so that each fact stays in one page.
+#[test]
+fn the_man_pages_have_at_most_3000_lines() {
+    let count: usize = files_below("man").iter().map(|path| read(path).lines().count()).sum();
+    assert!((1000..=3000).contains(&count), "the pages have {count} lines");
+}
+
 #[test]
 fn versions_agree() {
     let version = env!("CARGO_PKG_VERSION");
