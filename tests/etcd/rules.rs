@@ -801,6 +801,44 @@ fn the_last_chunk_and_the_newest_file_are_missed_a_second_after_they_were_stored
 }
 
 #[test]
+fn the_oldest_file_is_missed() {
+    // Of files that were never removed, and behind some that were.
+    for (removed, oldest) in [(0, 1), (2, 3)] {
+        let mut cluster = single();
+        for _ in 0..4 {
+            cluster.put_into_next_file(0, b"more");
+        }
+        (0..removed).for_each(|_| cluster.remove(0, 0));
+        cluster.settle();
+        cluster.run(2_000);
+        cluster.kill(0);
+        cluster.forget();
+        let keys = [format!("/jobs/file/{oldest:08x}"), format!("/jobs/log/{oldest:016x}")];
+        keys.iter().for_each(|key| cluster.world().store.remove(key));
+        cluster.start(0);
+        cluster.run(10_000);
+        assert_eq!(cluster.leader(), None, "it serves without {keys:?}: {:?}", cluster.found());
+        let (_, reason) = &cluster.ends[0];
+        assert!(reason.starts_with(&format!("{} is missing or damaged; ", keys[1])), "{reason}");
+    }
+}
+
+#[test]
+fn a_late_note_of_a_chunk_that_is_gone_since_is_no_loss() {
+    let mut cluster = single();
+    cluster.run(2_000);
+    // The second one notes the lowest chunk, before that goes with its file.
+    cluster.script(0, Kind::Write, [Fault::none(), Fault::doubled(LATE_MS)]);
+    cluster.put_into_next_file(0, b"second");
+    cluster.settle();
+    cluster.run(100);
+    cluster.remove(0, 0);
+    cluster.settle();
+    cluster.run(2_000);
+    restart(&mut cluster);
+}
+
+#[test]
 fn a_chunk_in_the_place_of_another_one_is_damage() {
     // Overwritten by its neighbour, and doubled behind the last one.
     for (from, to) in [(2, 3), (3, 2), (1, 4), (2, 4), (3, 4)] {

@@ -3,7 +3,7 @@
 //! ```text
 //! PREFIX/format                    the version of this layout, and the size of a file
 //! PREFIX/leader                    the name of the server that leads, with its lease
-//! PREFIX/last                      a chunk that is there, or later ones: about the last one
+//! PREFIX/last                      about the last chunk: it is there, or later ones; and the lowest one
 //! PREFIX/file/00000003             the file's first chunk, and what else is known of it: [`File`]
 //! PREFIX/log/000000000000002a      a chunk: file number, offset, bytes
 //! PREFIX/damaged/00000003/...2a    a chunk of a damaged file that was set aside
@@ -127,14 +127,16 @@ impl Keys {
     }
 }
 
-/// Returns the value of the key of the last chunk.
-pub fn last_value(last: ChunkNumber) -> String {
-    format!("{last:016x}")
+/// Returns the value of the key of the last chunk, with the lowest one that is left.
+pub fn last_value(last: ChunkNumber, lowest: ChunkNumber) -> String {
+    format!("{last:016x} {lowest:016x}")
 }
 
-/// Returns the number in that value. Another value promises nothing.
-pub fn parse_last(value: &[u8]) -> ChunkNumber {
-    parse_number(value).unwrap_or(0)
+/// Returns the numbers in that value. Another value promises nothing. Earlier versions wrote only the last chunk.
+pub fn parse_last(value: &[u8]) -> (ChunkNumber, ChunkNumber) {
+    let mut numbers = value.split(|&byte| byte == b' ').map(parse_number);
+    let mut number = || numbers.next().flatten();
+    (number().unwrap_or(0), number().unwrap_or(ChunkNumber::MAX))
 }
 
 /// Returns the value of the key of the format.

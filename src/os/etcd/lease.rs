@@ -201,7 +201,7 @@ impl Member {
             .filter_map(|pair| Chunk::decode(pair.value()))
             .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
         let last = last.filter(|_| chunks.is_empty());
-        let last = last.map(|pair| keys.chunk(parse_last(pair.value())));
+        let last = last.map(|pair| keys.chunk(parse_last(pair.value()).0));
         lost.map(|chunk| keys.file(chunk.file)).or(last)
     }
 

@@ -83,13 +83,8 @@ impl Log {
         self.read(true).await?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let (key, all) = self.chunks(newest, ChunkNumber::MAX);
-        let (lowest, _) = self.chunks(0, 0);
-        let first = self.pairs(lowest, all.clone().with_limit(1)).await?;
-        let last = self.pairs(key, all.with_keys_only()).await?;
-        let number = |pairs: Vec<KeyValue>| pairs.last().map_or(Ok(0), |pair| self.number_of(pair));
-        let (lowest, last_chunk) = (number(first)?, number(last)?);
-        self.lowest = lowest;
-        self.member.shared.state().last_chunk = last_chunk;
+        let chunks = self.pairs(key, all.with_keys_only()).await?;
+        self.member.shared.state().last_chunk = self.last_of(&chunks)?;
         Ok(())
     }
 
@@ -112,9 +107,17 @@ impl Log {
     /// This has an end, because a page has many chunks, and a server writes them one by one.
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
-        let first = [self.all_files(), (self.member.keys.last(), GetOptions::new())];
-        let [files, last] = self.page(|| first.clone()).await?;
-        self.noted.0 = last.first().map_or(0, |pair| parse_last(pair.value()));
+        let (keys, one) = (&self.member.keys, GetOptions::new().with_limit(1));
+        let lowest = (keys.chunks(), one.clone().with_prefix().with_keys_only());
+        let first = [self.all_files(), (keys.last(), one), lowest];
+        let [files, last, lowest] = self.page(|| first.clone()).await?;
+        let noted = last.first().map(|pair| parse_last(pair.value()));
+        let (noted, noted_lowest) = noted.unwrap_or((0, ChunkNumber::MAX));
+        (self.noted.0, self.lowest) = (noted, self.last_of(&lowest)?);
+        if self.lowest > noted_lowest {
+            let key = self.member.keys.chunk(noted_lowest);
+            return Err(Failure::lasting(self.member.keys.missing(&key)));
+        }
         self.note_files(&files)?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let end = if with_newest { ChunkNumber::MAX } else { newest };
@@ -234,6 +237,11 @@ impl Log {
         }
         bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         Ok(bytes)
+    }
+
+    /// Returns the number of the last of these chunks, or 0.
+    fn last_of(&self, chunks: &[KeyValue]) -> Result<ChunkNumber, Failure> {
+        chunks.last().map_or(Ok(0), |pair| self.number_of(pair))
     }
 
     fn number_of(&self, pair: &KeyValue) -> Result<ChunkNumber, Failure> {
@@ -422,20 +430,29 @@ impl Log {
         let keys = &self.member.keys;
         let some = DeleteOptions::new().with_range(keys.chunk(next));
         let delete = TxnOp::delete(keys.chunk(self.lowest), Some(some));
-        self.transact(Vec::new(), vec![delete]).await?;
-        self.lowest = next;
+        self.note(next, vec![delete]).await?;
         Ok(true)
     }
 
     /// Notes which chunk is the last one, some time after it was added, so that its loss is noticed.
     pub async fn note_last(&mut self) -> Result<(), Failure> {
-        let (last, now) = (self.last_chunk(), self.member.shared.now());
         let (noted, noted_at) = self.noted;
-        if last > noted && now.since(noted_at) >= NOTE_INTERVAL {
-            let note = TxnOp::put(self.member.keys.last(), last_value(last), None);
-            self.transact(Vec::new(), vec![note]).await?;
-            self.noted = (last, now);
+        let is_due = self.member.shared.now().since(noted_at) >= NOTE_INTERVAL;
+        if self.last_chunk() > noted && is_due {
+            self.note(self.lowest, Vec::new()).await
+        } else {
+            Ok(())
         }
+    }
+
+    /// Makes changes after which this is the lowest chunk, and notes that and the last one.
+    async fn note(&mut self, lowest: ChunkNumber, mut then: Vec<TxnOp>) -> Result<(), Failure> {
+        let (last, keys) = (self.last_chunk(), &self.member.keys);
+        then.push(TxnOp::put(keys.last(), last_value(last, lowest), None));
+        // A delayed twin must not note a chunk that is gone since. An earlier try may have succeeded.
+        let when = vec![exists(keys.chunk(self.lowest))];
+        self.is_made(when, then).await?;
+        (self.lowest, self.noted) = (lowest, (last, self.member.shared.now()));
         Ok(())
     }
 
