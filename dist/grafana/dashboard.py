@@ -215,8 +215,8 @@ ROWS = {
         lines("Lease left", "s", {"{{instance}}": "beanstalkd_lease_seconds{@} and on (job, instance) "
                                                   "beanstalkd_leading == 1"},
               "Time until the active server stops, if etcd does not renew its lease."),
-        stat("Oldest write", "s", "max(beanstalkd_etcd_waiting_seconds{@})",
-             "Time for which a write to etcd has waited for its acknowledgement.", size=(8, 4)),
+        stat("Stall", "s", "max(beanstalkd_etcd_waiting_seconds{@})",
+             "Time for which writes have waited and etcd has stored none.", size=(8, 4)),
         lines("Writes to etcd", "s", quantiles("beanstalkd_etcd_transaction_seconds"),
               f"Duration of a write to etcd, for which the replies to clients wait. {PRECISION}",
               limit=0.5),

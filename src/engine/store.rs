@@ -3,7 +3,7 @@
 //! It knows connections only by key. What a command causes for another connection is noted here, and
 //! the server delivers it after the visit.
 
-use super::binlog::Progress;
+use super::binlog::{Binlog, Progress};
 use super::commands::COMMANDS;
 use super::headroom::Headroom;
 use super::keys::ConnKey;
@@ -198,7 +198,8 @@ impl Store {
     /// Returns whether no connection is served because too many changes wait for a remote disk.
     /// Timers and deadlines still have their effects.
     pub fn is_congested(&self) -> bool {
-        self.progress.is_some_and(|progress| progress.is_congested)
+        // Only a remote disk has a progress.
+        self.progress.is_some() && self.queue.binlog.as_ref().is_some_and(Binlog::is_congested)
     }
 
     /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find

@@ -88,6 +88,57 @@ fn who_reads_gets_what_is_stored_and_who_asks_is_closed_while_too_many_changes_w
     assert_eq!([reader, producer, other].map(|it| server.is_closed(it)), [false, true, true]);
 }
 
+#[test]
+fn one_iteration_makes_few_changes_whatever_many_clients_send() {
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    let mut server = start(Options { limits, ..OPTIONS });
+    let clients: [_; 20] = server.clients();
+    for client in clients {
+        server.receive(client, put(0, 0, 9, [b'x'; 300]));
+    }
+    server.settle();
+    assert!(server.progress().waiting_bytes < 2_000, "{:?}", server.progress());
+    server.acknowledge();
+    assert!(clients.iter().all(|&client| server.take_text(client).starts_with("INSERTED")));
+}
+
+#[test]
+fn no_connection_is_closed_while_a_slow_disk_stores_changes() {
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    let mut server = start(Options { limits, ..OPTIONS });
+    let [producer, other] = server.clients();
+    assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
+    assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
+    assert!(server.is_congested());
+    assert_eq!(server.send(other, "list-tube-used\r\n"), "");
+    for _ in 0..10 {
+        server.advance(Nanos::from_millis(900));
+        server.disk.acknowledge(1);
+        server.settle();
+        assert!(!server.progress().is_stalled(), "{:?}", server.progress());
+    }
+    assert!(server.is_congested());
+    server.acknowledge();
+    assert_eq!(server.take_text(producer), "INSERTED 1\r\nINSERTED 2\r\n");
+    assert_eq!(server.take_text(other), "USING default\r\n");
+}
+
+#[test]
+fn a_client_that_comes_while_too_many_changes_wait_has_time_too() {
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    let mut server = start(Options { limits, ..OPTIONS });
+    let [producer] = server.clients();
+    assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
+    assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
+    server.advance(PATIENCE + Nanos::from_millis(200));
+    let [late] = server.clients();
+    assert_eq!(server.send(late, "list-tube-used\r\n"), "");
+    for (millis, is_closed) in [(100, false), (4_800, false), (400, true)] {
+        server.advance(Nanos::from_millis(millis));
+        assert_eq!(server.is_closed(late), is_closed, "after {millis} ms");
+    }
+}
+
 /// Jobs pass through the queue next to a few that stay. The oldest file may then be one without jobs.
 #[test]
 fn files_without_jobs_leave_beside_kept_jobs() {

@@ -923,6 +923,10 @@ impl Disk for FakeDisk {
         self.0.borrow().remote.is_some()
     }
 
+    fn stored_bytes(&self) -> u64 {
+        self.progress().stored
+    }
+
     fn refuses_puts(&self) -> bool {
         let state = self.0.borrow();
         state.remote.is_some() && state.faults.capacity.is_some()

@@ -27,8 +27,6 @@ pub struct RemoteStats {
     pub lease_left: Nanos,
     /// The durations of transactions.
     pub transactions: Histogram,
-    /// The bytes of all changes that are stored.
-    pub stored_bytes: u64,
 }
 
 /// A directory of files `binlog.N`.
@@ -131,6 +129,11 @@ pub trait Disk {
     /// Returns whether the disk has no space for more than what was made, so that puts are refused.
     fn refuses_puts(&self) -> bool {
         false
+    }
+
+    /// Returns how many bytes a remote disk has stored.
+    fn stored_bytes(&self) -> u64 {
+        0
     }
 
     /// Returns the numbers of a remote disk.

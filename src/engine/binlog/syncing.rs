@@ -51,11 +51,9 @@ pub struct Progress {
     pub wanted: Seq,
     /// The last sync that has ended.
     pub ended: Seq,
-    /// Many changes wait for the next sync: no more should be made until it begins.
-    pub is_congested: bool,
     /// The bytes that are not stored.
     pub waiting_bytes: usize,
-    /// For how long the oldest of them has waited.
+    /// For how long none of them was stored.
     pub waiting_for: Nanos,
     /// The moment of the commit, in steps of a tenth of a second.
     pub now: Nanos,
@@ -78,8 +76,10 @@ pub struct SyncState {
     /// How many syncs of all records and names were begun, and the number of the last one that has ended.
     pub begun: Seq,
     ended: Seq,
-    /// The moment of the oldest change of the sync that was begun last.
-    begun_since: Nanos,
+    /// The moment at which the sync in progress has begun or stored some bytes, as far as is known.
+    stored_at: Nanos,
+    /// The bytes that a remote disk had stored then.
+    stored_bytes: u64,
     /// The bytes of the sync in progress, and those that were written since it was begun.
     begun_bytes: usize,
     pub unsynced_bytes: usize,
@@ -119,14 +119,14 @@ impl Progress {
         self.ended >= self.wanted
     }
 
-    /// Returns whether a change has waited for more than a second: nothing is promised to new clients.
+    /// Returns whether nothing was stored for more than a second: nothing is promised to new clients.
     pub fn is_stalled(self) -> bool {
         self.waiting_for > STALL
     }
 
-    /// Returns whether what waits since this moment has waited for too long.
+    /// Returns whether what waits since this moment has waited for too long for a disk that stores nothing.
     pub fn is_overdue(self, since: Nanos) -> bool {
-        self.now.since(since) > self.patience
+        self.has_overdue() && self.now.since(since) > self.patience
     }
 
     /// Returns whether what waits since this moment has waited for longer than a working disk takes.
@@ -134,7 +134,7 @@ impl Progress {
         self.now.since(since).as_nanos() > self.patience.as_nanos() / 10
     }
 
-    /// Returns whether some change has waited for too long.
+    /// Returns whether nothing was stored for too long.
     pub fn has_overdue(self) -> bool {
         self.waiting_for > self.patience
     }
@@ -181,25 +181,24 @@ impl Binlog {
     /// Returns how far the syncs are for which replies wait.
     pub fn progress(&self) -> Option<Progress> {
         let Syncing::Remote(patience) = self.syncing else { return None };
-        let SyncState { begun, ended, begun_since, unsynced_since, has_new_names, .. } = self.sync;
+        let SyncState { begun, ended, stored_at, unsynced_since, has_new_names, .. } = self.sync;
         let is_changed = unsynced_since.is_some() || has_new_names;
-        let since = if ended < begun { Some(begun_since) } else { unsynced_since };
+        let since = if ended < begun { stored_at } else { self.now };
         let step = PROGRESS_INTERVAL.as_nanos();
         Some(Progress {
             wanted: begun + u64::from(is_changed),
             ended,
-            is_congested: self.is_congested(),
             waiting_bytes: self.sync.begun_bytes + self.sync.unsynced_bytes,
-            waiting_for: self.now.since(since.unwrap_or(self.now)),
+            waiting_for: self.now.since(since),
             now: Nanos::from_nanos(self.now.as_nanos() / step * step),
             patience,
         })
     }
 
-    /// Returns whether too many changes wait for a remote disk.
-    pub(super) fn is_congested(&self) -> bool {
-        let most = self.limits.congested_bytes;
-        matches!(self.syncing, Syncing::Remote(_)) && self.sync.unsynced_bytes >= most
+    /// Returns whether too many changes wait for a remote disk: no more should be made until the next sync begins.
+    pub fn is_congested(&self) -> bool {
+        let bytes = self.sync.unsynced_bytes + self.batch.len();
+        matches!(self.syncing, Syncing::Remote(_)) && bytes >= self.limits.congested_bytes
     }
 
     /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
@@ -253,7 +252,7 @@ impl Binlog {
         let in_background = may_wait && self.syncing != Syncing::EachIteration;
         self.files.count_free(self.sync.begun);
         self.sync.begun += 1;
-        self.sync.begun_since = self.sync.unsynced_since.unwrap_or(self.now);
+        self.sync.stored_at = self.now;
         self.sync.begun_bytes = std::mem::take(&mut self.sync.unsynced_bytes);
         let has_records = self.sync.unsynced_since.take().is_some();
         let with_names = std::mem::take(&mut self.sync.has_new_names);
@@ -281,7 +280,13 @@ impl Binlog {
         if !self.sync.is_in_background() {
             return;
         }
-        let Some(result) = self.disk.finished_sync(must_wait) else { return };
+        let Some(result) = self.disk.finished_sync(must_wait) else {
+            let stored = self.disk.stored_bytes();
+            if std::mem::replace(&mut self.sync.stored_bytes, stored) != stored {
+                self.sync.stored_at = self.now;
+            }
+            return;
+        };
         self.sync.ended = self.sync.begun;
         self.sync.begun_bytes = 0;
         if let Err(failure) = result {

@@ -274,7 +274,7 @@ fn write_binlog(server: &Store, to: &mut Samples<'_>) {
         to.one("beanstalkd_leading", 1_u8);
         to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
         to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
-        to.one("beanstalkd_etcd_written_bytes_total", remote.stored_bytes);
+        to.one("beanstalkd_etcd_written_bytes_total", binlog.disk.stored_bytes());
         to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
         to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for));
     }

@@ -22,7 +22,7 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it has reserved, the one with the first deadline on top.
     pub held: Heap<ReservedEntry>,
-    /// The moment since which replies are held back; [`Nanos::NEVER`] if none are.
+    /// The moment since which a remote disk holds back replies, or all commands; [`Nanos::NEVER`] if it does not.
     pub unsent_since: Nanos,
     is_producer: bool,
     is_worker: bool,

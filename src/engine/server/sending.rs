@@ -4,7 +4,6 @@
 //! iterations.
 
 use super::{Server, link_of};
-use crate::engine::binlog::Progress;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use std::io::{Read, Write};
@@ -89,18 +88,23 @@ impl<S: Read + Write> Server<S> {
         }
     }
 
-    /// Makes the next iteration send replies to connections that are not visited while the disk is congested. If none of
-    /// their commands will run soon, closes the others, which have commands to run.
+    /// Makes the next iteration send replies to connections that are not visited while the disk is congested. Closes the
+    /// others whose commands have waited for too long.
     fn send_unvisited(&mut self) {
         let Server { links, store: s, visits, leaving, .. } = self;
-        let is_overdue = s.progress.is_some_and(Progress::has_overdue);
+        let progress = s.progress.unwrap_or_default();
         visits.retain(|key| {
             let Some(link) = link_of(links, key) else { return false };
             let has_reply = link.conn.output.sendable_len() > 0;
             if has_reply && link.seen.is_writable {
                 link.conn.mark_dirty(s);
             }
-            let closes = is_overdue && !has_reply && link.has_more(s);
+            let waits = !has_reply && link.has_more(s);
+            let since = &mut link.conn.client.unsent_since;
+            if waits {
+                *since = progress.now.min(*since);
+            }
+            let closes = waits && progress.is_overdue(*since);
             if closes {
                 link.close(s, None);
                 leaving.push_back(key);

@@ -207,11 +207,14 @@ impl Disk for EtcdDisk {
         state.is_full || state.written_len >= state.puts_end
     }
 
+    fn stored_bytes(&self) -> u64 {
+        self.shared.state().stored_bytes
+    }
+
     fn remote_stats(&self) -> Option<RemoteStats> {
         let lease_left = self.shared.lease_left();
-        let state = self.shared.state();
-        let (transactions, stored_bytes) = (state.transactions.clone(), state.stored_bytes);
-        Some(RemoteStats { lease_left, transactions, stored_bytes })
+        let transactions = self.shared.state().transactions.clone();
+        Some(RemoteStats { lease_left, transactions })
     }
 }
 
