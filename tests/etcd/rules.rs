@@ -954,6 +954,18 @@ fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
 }
 
 #[test]
+fn rule_1_a_server_takes_over_by_pages_whatever_the_length_of_the_newest_file() {
+    let mut cluster = pair();
+    for _ in 0..2_000 {
+        cluster.store(0, b"x");
+    }
+    cluster.kill(0);
+    fail_over(&mut cluster);
+    let most = cluster.world().store.most_found;
+    assert!(most <= 512, "{most} keys in one answer");
+}
+
+#[test]
 fn rule_11_a_reader_goes_on_while_old_revisions_go() {
     let mut cluster = single();
     for _ in 0..4 {

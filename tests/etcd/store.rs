@@ -28,6 +28,8 @@ pub struct Store {
     pub granted_ttl_secs: Option<i64>,
     /// The most bytes in a value.
     pub longest_value: usize,
+    /// The most keys that a request has found.
+    pub most_found: usize,
 }
 
 #[derive(Clone)]
@@ -48,6 +50,7 @@ impl Default for Store {
             has_no_space: false,
             granted_ttl_secs: None,
             longest_value: 1_500_000,
+            most_found: 0,
         }
     }
 }
@@ -116,6 +119,7 @@ impl Store {
                     let limit = if range.limit > 0 { range.limit } else { i64::MAX };
                     let limit = usize::try_from(limit).expect("64 bits");
                     found.kvs = self.range(&range.key, &range.range_end).take(limit).collect();
+                    self.most_found = self.most_found.max(found.kvs.len());
                     if range.keys_only {
                         found.kvs.iter_mut().for_each(|pair| pair.value.clear());
                     }

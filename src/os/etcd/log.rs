@@ -82,7 +82,8 @@ impl Log {
     pub async fn take_over(&mut self) -> Result<(), Failure> {
         self.read(true).await?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
-        let (key, all) = self.chunks(newest, ChunkNumber::MAX);
+        // The newest file may have any number, and few are behind the one that was noted as the last one.
+        let (key, all) = self.chunks(newest.max(self.noted.0), ChunkNumber::MAX);
         let chunks = self.pairs(key, all.with_keys_only()).await?;
         self.member.shared.state().last_chunk = self.last_of(&chunks)?;
         Ok(())
