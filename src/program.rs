@@ -1,6 +1,6 @@
 //! The program: parses the command line, runs, prints failures, returns the exit code.
 
-use crate::engine::binlog::copy::{copy, measure};
+use crate::engine::binlog::copy::{check_empty, copy, measure};
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::inspect;
@@ -16,6 +16,7 @@ use crate::startup::{self, EXIT_USAGE};
 use log::LevelFilter;
 use rustix::system::RebootCommand;
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -165,21 +166,34 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         Ok(())
     };
     let mut disk = membership.disk();
+    check_empty(&mut *disk).map_err(&cannot_copy)?;
     copy(&mut directory, &files, &mut *disk, wait_until_stored).map_err(&cannot_copy)?;
     let not_ended = |error| BinlogError::new(Step::Write, "cannot complete the copy", error);
     membership.end_import().map_err(not_ended).map_err(&cannot_copy)?;
     Ok(report_copy(&files, &etcd.url))
 }
 
-/// Copies the binlog in etcd, as it is now, to an empty directory.
+/// Copies the binlog in etcd, as it is now, to an empty directory. No server takes a part of the copy for the whole:
+/// its files are in a directory of their own until the end.
 fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let mut directory = Directory::lock(path)?;
     let membership = Membership::join(etcd, Duty::Read)?;
     let mut disk = membership.disk();
-    let copied = measure(&mut *disk).and_then(|files| {
-        copy(&mut *disk, &files, &mut directory, |_| Ok(()))?;
+    let part = path.join("unfinished");
+    let copied = check_empty(&mut directory).and_then(|()| {
+        let files = measure(&mut *disk)?;
+        // That of an export that was killed.
+        let _ = fs::remove_dir_all(&part);
+        let opened = fs::create_dir(&part).and_then(|()| Directory::open_unlocked(&part));
+        let cannot = |what| move |error| BinlogError::new(Step::Write, what, error);
+        let mut to = opened.map_err(cannot("cannot make a directory there"))?;
+        copy(&mut *disk, &files, &mut to, |_| Ok(()))?;
+        directory.take_all(&mut to).map_err(cannot("cannot move the files"))?;
+        directory.begin_sync(&[], true, false);
+        directory.finished_sync(true).unwrap_or(Ok(()))?;
         Ok(report_copy(&files, path.display()))
     });
+    let _ = fs::remove_dir_all(part);
     copied.map_err(cannot_copy(&etcd.url, path.display()))
 }
 

@@ -123,6 +123,13 @@ impl Directory {
         })
     }
 
+    /// Moves the files of another directory of the same file system here.
+    pub fn take_all(&self, from: &mut Directory) -> io::Result<()> {
+        let numbers = from.list()?;
+        let move_one = |number| fs::rename(from.path_of(number), self.path_of(number));
+        numbers.into_iter().try_for_each(move_one)
+    }
+
     fn path_of(&self, number: FileNumber) -> PathBuf {
         self.home.path.join(format!("binlog.{number}"))
     }

@@ -22,7 +22,7 @@ import traceback
 from workspace import PATIENCE_S, wait_until
 from beanstalk import Closed, Connection, encode
 from chaos import run_chaos, run_each_once
-from cluster import NOT_LEADING, NO_SOCKET, REFUSED, USAGE, Cluster, answers, run, start_haproxy
+from cluster import NOT_LEADING, NO_SOCKET, REFUSED, USAGE, Cluster, answers, etcd_url, run, start_haproxy
 from etcd import Etcd, EtcdError, encode as base64_of
 from faults import FAULTS
 from history import Violation
@@ -644,6 +644,14 @@ def check_and_dump(cluster):
         os.mkdir(copy)
         cluster.run("--export", copy)
         assert '"body":"b"' in run(cluster.program, "-b", copy, "--dump"), "the copy has no job"
+        # One that fails leaves nothing that passes for a binlog.
+        part = cluster.workspace.path("part")
+        os.mkdir(part)
+        url = etcd_url(cluster.etcd.endpoints(), cluster.prefix)
+        script = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
+        text = run("sh", "-c", script, "sh", cluster.program, "-b", url, "--export", part, expect=REFUSED)
+        assert "File too large" in text, text
+        expect("the files", os.listdir(part), ["lock"])
         # Next to a server that writes.
         for _ in range(20):
             client.send(*[("put 5000 0 60 1000", b"x" * 1000)] * 200)

@@ -20,14 +20,19 @@ pub fn copy(
     to: &mut dyn Disk,
     mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<(), BinlogError> {
-    if !to.list().map_err(BinlogError::of_list)?.is_empty() {
-        let error = io::Error::other("there is a binlog already");
-        return Err(BinlogError::new(Step::Write, "cannot write there", error));
-    }
     for &(number, used) in files {
         copy_file(from, to, number, used, &mut settle)?;
     }
     Ok(())
+}
+
+/// Fails if the disk has files, which would mix with those of a copy.
+pub fn check_empty(to: &mut dyn Disk) -> Result<(), BinlogError> {
+    if to.list().map_err(BinlogError::of_list)?.is_empty() {
+        return Ok(());
+    }
+    let error = io::Error::other("there is a binlog already");
+    Err(BinlogError::new(Step::Write, "cannot write there", error))
 }
 
 /// Returns the files with more than a version, and the offset behind the last record of each. Fails if
@@ -62,7 +67,7 @@ fn copy_file(
     settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<(), BinlogError> {
     let read_failed = |error| BinlogError::of_read(number, error);
-    let what = format!("the copy is incomplete and must be deleted: cannot write binlog.{number}");
+    let what = format!("cannot write binlog.{number}");
     let write_failed = |error| BinlogError::new(Step::Write, &what, error);
     to.create(number, used).map_err(write_failed)?;
     let mut piece = vec![0; PIECE_LEN];
