@@ -11,7 +11,7 @@ use super::sys::clock::{Alarm, Clock};
 use super::sys::signals::{Signal, Signals, Stop};
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::time::Nanos;
-use log::info;
+use log::{info, warn};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
@@ -127,11 +127,11 @@ impl Poller {
                     while let Some(signal) = self.signals.next() {
                         match signal {
                             Signal::Drain => {
-                                info!("SIGUSR1: draining: puts are rejected from now on");
+                                warn!("SIGUSR1: draining: puts are rejected from now on");
                                 self.is_draining = true;
                             }
                             Signal::StopDraining => {
-                                info!("SIGUSR2: not draining: puts are accepted from now on");
+                                warn!("SIGUSR2: not draining: puts are accepted from now on");
                                 self.is_draining = false;
                             }
                             Signal::Reopen => info!("SIGHUP: ignored: there is no file to reopen"),

@@ -561,6 +561,23 @@ def space_is_given_back(cluster):
         expect("jobs", client.facts("stats")["current-jobs-ready"], str(len(kept)))
 
 
+@case()
+def drain(cluster):
+    """A server that drains keeps its workers, also behind HAProxy, and one that stands by logs the signal."""
+    first, second = cluster.start(2)
+    for name in "SIGUSR1", "SIGUSR2":
+        second.process.signal(getattr(signal, name))
+        second.wait_for_log(f"{name}: ")
+    with Connection(start_haproxy(cluster), PATIENCE_S) as worker:
+        worker.put(b"last")
+        first.process.signal(signal.SIGUSR1)
+        wait_until("it is not ready", lambda: first.http("/readyz")[0] == 503)
+        assert not worker.is_closed(2), "HAProxy has closed the connection"
+        expect("a reply", worker.ask("put 0 0 1 1", b"x"), ["DRAINING"])
+        _, job, _ = worker.must("RESERVED", "reserve")
+        worker.must("DELETED", f"delete {job}")
+
+
 # Tools.
 
 @case()
