@@ -388,6 +388,15 @@ def certificates(cluster):
     right = server("ca.crt", "client").start().wait_until_active()
     kept = put_jobs(right, [b"kept"])
     expect_jobs(right.restart(), kept)
+    standby = server("ca.crt", "client").start().wait_until_standby()
+    # Certificates are renewed in place, here by another authority.
+    with open(file("ca.crt"), "a", encoding="ascii") as known, open(file("other-ca.crt"), encoding="ascii") as other:
+        known.write(other.read())
+    cluster.etcd.tls.sign("node", "other-ca", "serverAuth,clientAuth")
+    cluster.etcd.nodes[0].process.kill()
+    cluster.etcd.start()
+    right.kill()
+    expect_jobs(standby.wait_until_active(), kept)
 
 
 # Space.

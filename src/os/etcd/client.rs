@@ -1,6 +1,8 @@
 //! The real etcd: the requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{Answer, Etcd, Failure, NOT_FOUND, Node};
+use super::nodes::read_tls;
+use crate::os::membership::TlsFiles;
 use etcd_client::{
     Client, ConnectOptions, Error, EventType, LeaseGrantResponse, StatusResponse, Txn, TxnResponse,
     WatchOptions,
@@ -10,9 +12,20 @@ use std::sync::Arc;
 /// A page of the log has at most 512 chunks of 256 KiB.
 const LONGEST_ANSWER: usize = 160 * 1024 * 1024;
 
-impl Etcd for ConnectOptions {
+/// How to connect to a node.
+pub struct Login {
+    /// With the certificates of the start.
+    pub options: ConnectOptions,
+    /// They are renewed in place. A server that has changed its user may not be allowed to read them again.
+    pub tls: Option<TlsFiles>,
+}
+
+impl Etcd for Login {
     fn connect(&self, address: &str) -> Answer<Arc<dyn Node>> {
-        let (addresses, options) = ([address.to_owned()], self.clone());
+        let (addresses, mut options) = ([address.to_owned()], self.options.clone());
+        if let Some(Ok(tls)) = self.tls.as_ref().map(read_tls) {
+            options = options.with_tls(tls);
+        }
         Box::pin(async move {
             let client = Client::connect(addresses, Some(options)).await?;
             Ok(Arc::new(client) as Arc<dyn Node>)

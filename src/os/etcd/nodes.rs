@@ -4,7 +4,8 @@
 //! caller must be able to send it again.
 
 use super::api::{Answer, Etcd, Failure, Kind, Node, PASSWORD, USER, outcome};
-use crate::os::membership::EtcdOptions;
+use super::client::Login;
+use crate::os::membership::{EtcdOptions, TlsFiles};
 use etcd_client::{
     Certificate, ConnectOptions, GetOptions, Identity, KeyValue, ResponseHeader, TlsOptions, Txn,
     TxnOp,
@@ -59,16 +60,12 @@ impl Nodes {
             .with_require_leader(true);
         let (mut scheme, mut hint) = ("http", " (etcd may want TLS: etcds://)");
         if let Some(files) = &etcd.tls {
-            let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
-            let mut tls = TlsOptions::new().ca_certificate(authorities);
-            (scheme, hint) =
-                ("https", " (etcd may want a certificate: --etcd-cert and --etcd-key)");
-            if let Some((certificate, key)) = &files.identity {
-                let certificate = read_pem(certificate, "CERTIFICATE")?;
-                tls = tls.identity(Identity::from_pem(certificate, read_pem(key, "PRIVATE KEY")?));
-                hint = "";
-            }
-            options = options.with_tls(tls);
+            options = options.with_tls(read_tls(files)?);
+            scheme = "https";
+            hint = match files.identity {
+                None => " (etcd may want a certificate: --etcd-cert and --etcd-key)",
+                Some(_) => "",
+            };
         }
         let variable = |name| match env::var(name) {
             Ok(value) => Ok(Some(value)),
@@ -85,7 +82,8 @@ impl Nodes {
         }
         let addresses = etcd.nodes.iter().map(|node| format!("{scheme}://{node}")).collect();
         options = options.with_connect_timeout(connect_timeout);
-        let nodes = Nodes::over(Arc::new(options), addresses, timeout);
+        let login = Login { options, tls: etcd.tls.clone() };
+        let nodes = Nodes::over(Arc::new(login), addresses, timeout);
         Ok(Nodes { connect_timeout, hint, ..nodes })
     }
 
@@ -263,6 +261,15 @@ pub async fn ask_each<T>(
 async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {
     let late = |_| Failure { kind: Kind::Passing, text: format!("no answer in {most:?}") };
     timeout(most, answer).await.map_err(late)?
+}
+
+/// Reads the files for TLS.
+pub fn read_tls(files: &TlsFiles) -> Result<TlsOptions, String> {
+    let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
+    let tls = TlsOptions::new().ca_certificate(authorities);
+    let Some((certificate, key)) = &files.identity else { return Ok(tls) };
+    let certificate = read_pem(certificate, "CERTIFICATE")?;
+    Ok(tls.identity(Identity::from_pem(certificate, read_pem(key, "PRIVATE KEY")?)))
 }
 
 /// Reads a file in PEM format with a block of this kind.
