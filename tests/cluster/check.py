@@ -343,6 +343,8 @@ def passwords(cluster):
         ("user/add", {"name": "root", "password": "secret"}), ("user/grant", {"user": "root", "role": "root"}),
         ("role/add", {"name": "queue"}), ("role/grant", {"name": "queue", "perm": own}),
         ("user/add", {"name": "queue", "password": "pass:word"}), ("user/grant", {"user": "queue", "role": "queue"}),
+        ("role/add", {"name": "reader"}), ("role/grant", {"name": "reader", "perm": {**own, "permType": "READ"}}),
+        ("user/add", {"name": "reader", "password": "pass:word"}), ("user/grant", {"user": "reader", "role": "reader"}),
         ("enable", {}),
     ):
         etcd.request(f"auth/{path}", body)
@@ -350,7 +352,8 @@ def passwords(cluster):
 
     def server(user, password):
         return cluster.new_server(environment={"BEANSTALKD_ETCD_USER": user, "BEANSTALKD_ETCD_PASSWORD": password})
-    for refused in cluster.new_server(), server("queue", "wrong"), server("nobody", "pass:word"):
+    for refused in (cluster.new_server(), server("queue", "wrong"), server("nobody", "pass:word"),
+                    server("reader", "pass:word")):
         expect_refused(refused)
     cluster.prefix = "/other"
     expect_refused(server("queue", "pass:word"))
