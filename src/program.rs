@@ -135,8 +135,10 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let files = measure(&mut directory).map_err(&cannot_copy)?;
     let (bytes, quota) = (length_of(&files), etcd.quota);
     if bytes > etcd.puts_end() {
-        let why =
-            format_args!("{bytes} bytes of {} are too many for a quota of {quota}", path.display());
+        let why = format_args!(
+            "{bytes} bytes of {} are too many for a quota of {quota}; set --etcd-quota to that of etcd",
+            path.display()
+        );
         return Err(failed(&etcd.url, EXIT_REFUSED)(why));
     }
     let membership = Membership::join(etcd, Duty::Import)?;
