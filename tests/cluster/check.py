@@ -352,14 +352,15 @@ def passwords(cluster):
 
     def server(user, password):
         return cluster.new_server(environment={"BEANSTALKD_ETCD_USER": user, "BEANSTALKD_ETCD_PASSWORD": password})
-    for refused in (cluster.new_server(), server("queue", "wrong"), server("nobody", "pass:word"),
-                    server("reader", "pass:word")):
+    for refused in cluster.new_server(), server("queue", "wrong"), server("nobody", "pass:word"):
         expect_refused(refused)
     cluster.prefix = "/other"
     expect_refused(server("queue", "pass:word"))
     cluster.prefix = "/jobs"
     expect("keys", etcd.items("/"), {})
     active = server("queue", "pass:word").start().wait_until_active()
+    # Before it is needed.
+    expect_refused(server("reader", "pass:word"))
     standby = server("queue", "pass:word").start().wait_until_standby()
     with active.connect() as client:
         kept = client.put(b"kept")
@@ -673,14 +674,6 @@ def check_and_dump(cluster):
         os.mkdir(copy)
         cluster.run("--export", copy)
         assert '"body":"b"' in run(cluster.program, "-b", copy, "--dump"), "the copy has no job"
-        # One that fails leaves nothing that passes for a binlog.
-        part = cluster.workspace.path("part")
-        os.mkdir(part)
-        url = etcd_url(cluster.etcd.endpoints(), cluster.prefix)
-        script = "trap '' XFSZ; ulimit -f 0; exec \"$@\""
-        text = run("sh", "-c", script, "sh", cluster.program, "-b", url, "--export", part, expect=REFUSED)
-        assert "File too large" in text, text
-        expect("the files", os.listdir(part), ["lock"])
         # Next to a server that writes.
         for _ in range(20):
             client.send(*[("put 5000 0 60 1000", b"x" * 1000)] * 200)
@@ -691,6 +684,20 @@ def check_and_dump(cluster):
     cluster.prefix = "/empty"
     with nothing_written(cluster):
         cluster.run("--check", expect=REFUSED)
+
+
+@case()
+def export_that_fails(cluster):
+    """It leaves nothing that passes for a binlog."""
+    # The second file is too large.
+    put_jobs(cluster.start(flags=["-s", "65536"]), [b"x" * 10_000, b"x" * 60_000])
+    directory = cluster.workspace.path("part")
+    os.mkdir(directory)
+    url = etcd_url(cluster.etcd.endpoints(), cluster.prefix)
+    script = "trap '' XFSZ; ulimit -f 32; exec \"$@\""
+    text = run("sh", "-c", script, "sh", cluster.program, "-b", url, "--export", directory, expect=REFUSED)
+    assert "binlog.2: File too large" in text, text
+    expect("the files", os.listdir(directory), ["lock"])
 
 
 @case()
