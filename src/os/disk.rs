@@ -326,12 +326,6 @@ impl Disk for Directory {
         self.file(number, true)?.write_all_at(bytes, offset)
     }
 
-    fn will_sync(&mut self, number: FileNumber, offset: u64, len: u64) {
-        if let Ok(file) = self.file(number, true) {
-            files::begin_writing_out(file, offset, len);
-        }
-    }
-
     fn begin_sync(&mut self, files: &[FileNumber], with_names: bool, in_background: bool) {
         let home = with_names.then(|| Arc::clone(&self.home));
         let open = |&number: &FileNumber| (number, self.file(number, false).cloned());

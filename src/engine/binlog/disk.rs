@@ -79,10 +79,6 @@ pub trait Disk {
     /// Writes all of `bytes` at `offset`. After an error some of them may be written.
     fn write(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Announces that these bytes are synced soon, so that the sync takes less time. It promises
-    /// nothing and cannot fail.
-    fn will_sync(&mut self, _number: FileNumber, _offset: u64, _len: u64) {}
-
     /// Makes the creation, renaming and removal of files survive a power cut if `with_names`, and then
     /// everything that was written to these files. With `in_background` it may be done later, if the disk can do
     /// that. No other sync may begin before [`Disk::finished_sync`] has returned the result. On a remote disk it

@@ -285,7 +285,6 @@ impl Binlog {
             self.rewind();
         }
         self.write_batch();
-        self.announce_if_long();
         self.end_sync(false);
         self.status()?;
         self.files.count_free(self.sync.begun);

@@ -5,8 +5,7 @@
 //! written, synced, truncated, renamed or removed, and [`Binlog::commit`] returns it.
 //!
 //! A closed file with unsynced records stays open until the next sync begins. With an interval between
-//! syncs, the disk is asked early to start writing, so that the sync itself is short. A disk that can
-//! sync in the background then does so, one sync at a time.
+//! syncs, a disk that can sync in the background does so, one sync at a time.
 //!
 //! A remote disk stores all changes in their order, also removals. There is always a sync while changes are not
 //! stored, and replies wait for it, but the loop does not: see [`Progress`].
@@ -22,7 +21,7 @@
 use super::Binlog;
 use super::disk::FileNumber;
 use super::error::{BinlogError, Step};
-use super::files::{BLOCK, File};
+use super::files::File;
 use crate::engine::limits::Limits;
 use crate::engine::time::Nanos;
 use log::{debug, warn};
@@ -68,9 +67,6 @@ pub struct SyncState {
     pub unsynced_since: Option<Nanos>,
     /// Names of files have changed since the last sync was begun.
     pub has_new_names: bool,
-    /// The file, and the offset up to which it was synced, or announced to be
-    /// ([`Disk::will_sync`](super::disk::Disk::will_sync)).
-    announced: (FileNumber, u64),
     /// Closed files with records that are not synced, and for which no sync was begun.
     unsynced_closed: Vec<FileNumber>,
     /// How many syncs of all records and names were begun, and the number of the last one that has ended.
@@ -91,9 +87,6 @@ pub struct SyncState {
 
 /// At most this many closed files stay open for the next sync.
 const MAX_UNSYNCED_CLOSED: usize = 2;
-
-/// The disk is asked to start writing when this many bytes wait for a sync.
-const LONG_SYNC: u64 = 128 * 1024;
 
 /// A sync begins this much before it is due, because it takes time; but at most a quarter of the
 /// interval before.
@@ -227,22 +220,6 @@ impl Binlog {
         }
     }
 
-    /// Asks the disk to start writing if many bytes wait for a sync that is not due yet.
-    pub(super) fn announce_if_long(&mut self) {
-        if !matches!(self.syncing, Syncing::Within(_)) {
-            return;
-        }
-        let File { number, used, .. } = *self.files.current();
-        let (announced_in, announced) = self.sync.announced;
-        let announced = if announced_in == number { announced } else { 0 };
-        // The last block will be written again.
-        let end = used - used % BLOCK;
-        if end.saturating_sub(announced) >= LONG_SYNC {
-            self.disk.will_sync(number, announced, end - announced);
-            self.sync.announced = (number, end);
-        }
-    }
-
     /// Syncs the names of files, and all files with records that are not synced: in the background if
     /// `may_wait` and replies do not wait for it. Then only one is begun at a time.
     pub(super) fn begin_sync(&mut self, may_wait: bool) {
@@ -259,11 +236,8 @@ impl Binlog {
         let mut files = std::mem::take(&mut self.sync.unsynced_closed);
         let closed = files.len();
         // At the start there may be no current file any more.
-        if has_records
-            && let Some(&File { number, used, .. }) = self.files.list.get(self.files.current)
-        {
+        if has_records && let Some(&File { number, .. }) = self.files.list.get(self.files.current) {
             files.push(number);
-            self.sync.announced = (number, used);
         }
         let is_wanted = self.syncing != Syncing::Never && (has_records || with_names);
         if is_wanted && !self.has_failed() {
@@ -418,9 +392,8 @@ impl Binlog {
 
     /// Checks that the files to be synced exist.
     pub(super) fn check_sync(&self) {
-        let SyncState { unsynced_since, announced, unsynced_closed: closed, .. } = &self.sync;
-        let File { number, used, .. } = *self.files.current();
-        assert!(*announced <= (number, used), "a sync was announced up to {announced:?}");
+        let SyncState { unsynced_since, unsynced_closed: closed, .. } = &self.sync;
+        let File { number, .. } = *self.files.current();
         let numbers = closed.iter().copied().chain([number]);
         let is_sorted = numbers.clone().is_sorted_by(|before, after| before < after);
         let are_there = numbers.min() >= Some(self.files.oldest_number());

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZero;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Locks the whole file for as long as this process has it open. Returns `false` if another process
 /// holds the lock. C beanstalkd takes the same lock, so the two exclude each other.
@@ -35,17 +35,6 @@ pub fn allocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
 pub fn free_bytes(file: &File) -> io::Result<u64> {
     let system = rustix::fs::fstatvfs(file)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
-}
-
-/// Starts writing a part of a file to the disk, without waiting for the disk unless its request queue
-/// is full. The next sync returns the errors.
-pub fn begin_writing_out(file: &File, offset: u64, len: u64) {
-    if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
-        // SAFETY: the descriptor is open; the rest are plain numbers.
-        unsafe {
-            libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
-        }
-    }
 }
 
 /// Fills `bytes` from `offset` on if all of them are in the page cache. Returns whether it did. Any error
