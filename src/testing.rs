@@ -3,9 +3,9 @@
 
 pub use crate::engine::binlog::disk::{Disk, FileNumber};
 pub use crate::engine::binlog::error::{BinlogError, Step};
-pub use crate::engine::binlog::inspect;
 pub use crate::engine::binlog::reads::RecordRead;
 pub use crate::engine::binlog::{Progress, Syncing};
+pub use crate::engine::binlog::{copy, inspect};
 pub use crate::engine::commands::Command;
 pub use crate::engine::conn::{Doing, Steps};
 pub use crate::engine::headroom::refuse_growth;

@@ -1,9 +1,12 @@
 //! A remote disk, which stores changes late: congestion, stalls, and what is refused for lack of space. The
 //! simulation tests which replies wait for which changes.
 
-use crate::harness::driver::{End, Limits, Nanos, Options, START, Settings, Syncing};
+use crate::harness::driver::{
+    End, Limits, Nanos, Options, START, Settings, Syncing, copy_binlog, damage,
+};
 use crate::harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use crate::harness::instance::Instance;
+use crate::harness::record::{READY, Record, VERSION_7};
 use crate::harness::request::{delete_all, put};
 use std::num::NonZero;
 
@@ -260,6 +263,36 @@ fn a_job_whose_reply_was_not_sent_does_not_come_back_from_its_worker() {
         server.end(worker, End::HangUp);
         let reply = server.ask_remote("stats-job 1\r\n");
         assert!(reply.contains(&format!("state: {state}")), "{reply}");
+    }
+}
+
+/// A killed server leaves prepared files, and a power cut leaves files without a version. C beanstalkd writes
+/// behind them.
+#[test]
+fn a_copy_has_the_files_without_records_between_others() {
+    let record =
+        |id| Record { id, tube: "default", state: READY, body: b"x\r\n", ..Record::default() };
+    let with_record = |id| [&VERSION_7[..], &record(id).v7(None)].concat();
+    let version = VERSION_7.to_vec();
+    let prepared = [version.clone(), vec![0; 4096], Vec::new()];
+    let files = [with_record(1)].into_iter().chain(prepared).chain([with_record(2), version]);
+    let names = (1..).map(|number| format!("binlog.{number}"));
+    let mut from = FakeDisk::with_files(&names.zip(files).collect());
+    let mut to = FakeDisk::remote(&Files::new(), SETUP);
+    let etcd = to.clone();
+    copy_binlog(&mut from, &mut to, || etcd.acknowledge(usize::MAX));
+    let mut copy = to.after_end(None);
+    let names: Vec<String> = copy.live_files().into_keys().collect();
+    assert_eq!(names, ["binlog.1", "binlog.2", "binlog.3", "binlog.4", "binlog.5"]);
+    assert_eq!(damage(&mut copy), None);
+    let mut exported = FakeDisk::default();
+    copy_binlog(&mut copy.clone(), &mut exported, || {});
+    assert_eq!(damage(&mut exported), None);
+    for disk in [copy, exported] {
+        let mut server = Instance::start(&disk, OPTIONS, START);
+        server.acknowledge();
+        assert_eq!(server.recovered.jobs, 2);
+        assert_eq!(damage(&mut disk.clone()), None);
     }
 }
 

@@ -15,7 +15,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
-    Steps, Stream, inspect, listen, refuse_growth,
+    Steps, Stream, copy, inspect, listen, refuse_growth,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -40,6 +40,18 @@ pub fn damage(disk: &mut dyn Disk) -> Option<String> {
     let mut report = Vec::new();
     let is_sound = inspect::check(disk, &mut report).expect("a fake disk can be read");
     (!is_sound).then(|| String::from_utf8_lossy(&report).into_owned())
+}
+
+/// Copies a binlog, as `--import` and `--export` do. `settle` waits until the disk has stored a piece.
+pub fn copy_binlog(from: &mut dyn Disk, to: &mut dyn Disk, mut settle: impl FnMut()) {
+    let files = copy::measure(from).expect("it is sound");
+    let store = |to: &mut dyn Disk| {
+        to.begin_sync(&[], false, true);
+        settle();
+        to.finished_sync(false).expect("it has settled").expect("no disk fails");
+        Ok(())
+    };
+    copy::copy(from, &files, to, store).expect("the disk is empty");
 }
 
 /// Identifies a client of one driver. It is never used again, unlike the key of its connection.

@@ -553,8 +553,8 @@ impl State {
         assert_eq!(file.len(), offset, "{} is appended to", name(number));
         file.extend_from_slice(bytes);
         let remote = self.remote.as_mut().expect("the disk is remote");
-        let (len, chunk_len) = (file.len(), remote.setup.chunk_len);
-        if len <= VERSION_LEN {
+        let chunk_len = remote.setup.chunk_len;
+        if offset == 0 {
             return Ok(());
         }
         // The version is stored with the first record.

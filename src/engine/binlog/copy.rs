@@ -8,7 +8,7 @@ use super::error::{BinlogError, Step};
 use super::history::{Event, History};
 use super::reader::Damage;
 use super::record::VERSION_LEN;
-use std::io;
+use std::{io, iter};
 
 const PIECE_LEN: usize = 1024 * 1024;
 
@@ -35,8 +35,8 @@ pub fn check_empty(to: &mut dyn Disk) -> Result<(), BinlogError> {
     Err(BinlogError::new(Step::Write, "cannot write there", error))
 }
 
-/// Returns the files with more than a version, and the offset behind the last record of each. Fails if
-/// one is damaged.
+/// Returns the files up to the last one with a record, and the offset behind the last record of each. Fails
+/// if one is damaged.
 pub fn measure(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogError> {
     let mut files = Vec::new();
     // The bytes behind the very last record were left by a crash.
@@ -51,11 +51,13 @@ pub fn measure(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogErro
                 Err(BinlogError::new(Step::Read, what, io::Error::other(why)))
             }
             Event::End(used) => {
-                files.extend((used > VERSION_LEN as u64).then_some((number, used)));
+                // A power cut may have left less than a version.
+                files.push((number, used.max(VERSION_LEN as u64)));
                 Ok(())
             }
         })?;
     }
+    while files.pop_if(|&mut (_, used)| used == VERSION_LEN as u64).is_some() {}
     Ok(files)
 }
 
@@ -71,18 +73,19 @@ fn copy_file(
     let write_failed = |error| BinlogError::new(Step::Write, &what, error);
     to.create(number, used).map_err(write_failed)?;
     let mut piece = vec![0; PIECE_LEN];
-    let mut offset = 0;
-    while offset < used {
-        // The version is written alone, as a server writes it.
+    // The version is written alone, as a server writes it. A file without records has one piece, which is empty:
+    // etcd stores a file with it.
+    let version_len = VERSION_LEN as u64;
+    let pieces = (version_len..used.max(version_len + 1)).step_by(PIECE_LEN);
+    for offset in iter::once(0).chain(pieces) {
         let most = if offset == 0 { VERSION_LEN } else { PIECE_LEN };
         let len = usize::try_from(used - offset).map_or(most, |left| left.min(most));
         let count = from.read(number, offset, &mut piece[..len]).map_err(read_failed)?;
-        if count < len {
+        if count < len && offset > 0 {
             return Err(read_failed(io::ErrorKind::UnexpectedEof.into()));
         }
         to.write(number, offset, &piece[..len]).map_err(write_failed)?;
         settle(to).map_err(write_failed)?;
-        offset += len as u64;
     }
     to.begin_sync(&[number], true, false);
     to.close(number);

@@ -67,7 +67,8 @@ pub struct EtcdDisk {
     files: Files,
     /// The number of the first file that this server has begun.
     begun: FileNumber,
-    /// The first bytes of files that are not stored yet: a file is stored with its first record.
+    /// The first bytes of files that are not stored yet: a file is stored with what is written next, its first
+    /// record, or nothing in a copy of a file without records.
     prepared: BTreeMap<FileNumber, Vec<u8>>,
     /// Changes that are not handed over yet.
     changes: Vec<Change>,
@@ -270,6 +271,10 @@ mod tests {
         assert_eq!(sync(&mut disk, &mut received).unwrap(), "1:5=d, 2:0=v7e, remove 1");
         shared.note_stored(0);
         assert!(disk.finished_sync(false).is_some());
+        disk.create(3, 4096).unwrap();
+        disk.write(3, 0, b"v7").unwrap();
+        disk.write(3, 2, b"").unwrap();
+        assert_eq!(sync(&mut disk, &mut received).unwrap(), "3:0=v7");
     }
 
     #[test]
