@@ -4,7 +4,8 @@
 //!   without a full record before it has no effect.
 //! - The record of a key belongs to the record directly after it: to the full record of its job, or, if
 //!   the key is kept, to the delete of its job. Alone it has no effect, unless it is that of a kept key
-//!   whose job is gone: compaction has moved it.
+//!   whose job is gone: compaction has moved it. A job keeps its key if a newer full record has none before it:
+//!   C beanstalkd has moved the job.
 //! - A flush deletes the jobs of its tube that have no record after it ([`Flushes`]).
 //! - Bytes that are no record are damage. But if no record follows in any file, and they are cut short or
 //!   have a sector that was never written, a crash has left them: the last record is torn. They may be an

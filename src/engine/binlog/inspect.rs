@@ -199,6 +199,7 @@ impl Survey {
             }
             Content::Job(fields) if !tube.is_empty() => {
                 let len = usize::try_from(len).expect("the record was read into memory");
+                let key = key.or_else(|| self.jobs.get(&fields.id)?.key);
                 let place = (self.files.len() - 1, offset);
                 let job = Job { place, len, key, tube: Rc::from(tube), since, fields };
                 self.jobs.insert(fields.id, job);
