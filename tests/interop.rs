@@ -6,6 +6,7 @@ mod harness;
 
 use harness::client::{Client, connect, unix};
 use harness::process::{self, BEANSTALKD, Daemon, connect_when_ready, path_text, run, text};
+use harness::record::{FILE_HEAD_LEN, VERSION_7};
 use harness::request::put;
 use harness::{skip, yaml};
 use rustix::process::{Resource, Rlimit, Signal};
@@ -263,15 +264,19 @@ fn damage_is_logged_and_intact_jobs_are_kept() {
     let at = bytes.windows(6).position(|window| window == b"second").unwrap();
     bytes[at] = b'S';
     std::fs::write(&file, &bytes).unwrap();
+    // Those before it are missing.
+    std::fs::write(directory.path().join("binlog.9"), VERSION_7).unwrap();
 
     let checked = run(&["-b", path(&directory), "--check"]);
     assert_eq!(checked.status.code(), Some(1));
-    assert!(text(&checked.stdout).contains("the record fails its checksum"));
+    let report = text(&checked.stdout);
+    assert!(report.contains("the record fails its checksum"), "{report}");
+    assert!(report.ends_with("2 jobs: 2 damaged places\n"), "{report}");
     let mut served = ours(directory.path(), &[]);
     served
         .daemon
         .wait_for_log("binlog.1:186: the record fails its checksum (99 bytes); job 2 is lost");
-    served.daemon.wait_for_log("1 jobs lost, 2 kept");
+    served.daemon.wait_for_log("is damaged in 2 places: at least 1 job lost, 2 kept");
     served.daemon.wait_for_log("binlog.1: damaged; renamed to binlog.1.damaged");
     let found: Vec<bool> = ids.iter().map(|id| served.job(*id).is_some()).collect();
     assert_eq!(found, [true, false, true]);
@@ -360,6 +365,18 @@ fn dump_has_the_digest_of_a_key() {
     let (digest, _) = rest.split_once('"').unwrap();
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     assert!(digest.len() == 32 && digest.bytes().all(is_digit), "{digest}");
+
+    // C beanstalkd moves the job without the record of its key.
+    served.end(Signal::TERM);
+    let file = std::fs::read(directory.path().join("binlog.1")).unwrap();
+    let name = b"default";
+    let record = file.windows(name.len()).rposition(|window| window == name).unwrap() - 4;
+    let moved = [&file[..FILE_HEAD_LEN], &file[record..]].concat();
+    std::fs::write(directory.path().join("binlog.2"), moved).unwrap();
+    let dump = || run(&["-b", path(&directory), "--dump"]).stdout;
+    assert_eq!(dump(), dumped.stdout);
+    ours(directory.path(), &[]).end(Signal::TERM);
+    assert_eq!(dump(), dumped.stdout);
 }
 
 // ---- A disk that fails ----

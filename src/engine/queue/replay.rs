@@ -28,6 +28,7 @@ use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
 use crate::engine::limits::Settings;
+use crate::engine::text::CountOf;
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
 use std::collections::{HashSet, TryReserveError};
@@ -187,6 +188,7 @@ impl Replay<'_> {
                 "no file between binlog.{before} and binlog.{after}: their records are lost; \
                  continuing without them, so deleted jobs may be back"
             );
+            state.damages += 1;
         }
         // They are cut off when the binlog begins.
         if let Some((number, Damage { offset, len, cause, .. })) = history.torn {
@@ -209,8 +211,9 @@ impl Replay<'_> {
         };
         if damages > 0 {
             error!(
-                "the binlog is damaged in {damages} places: at least {} jobs lost, {} kept",
-                lost.len(),
+                "the binlog is damaged in {}: at least {} lost, {} kept",
+                CountOf(damages, "place"),
+                CountOf(lost.len() as u64, "job"),
                 recovered.jobs
             );
         }
