@@ -87,3 +87,8 @@ mod startup;
 pub mod testing;
 
 pub use os::sys::memory::Allocator;
+
+// As in the program: tests let it refuse memory.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;

@@ -3,10 +3,14 @@
 
 mod harness;
 
-use harness::driver::{Client, Driver, End, Limits, Nanos, Options, START};
+use harness::driver::{Client, Driver, End, Facts, Limits, Nanos, Options, START};
+use harness::fake_disk::FakeDisk;
 use harness::reply::numbers;
 use harness::yaml;
 use std::collections::BTreeSet;
+
+#[global_allocator]
+static ALLOCATOR: beanstalkd::Allocator = beanstalkd::Allocator;
 
 /// Each step does one job, or a few units of work.
 fn server_in_small_steps() -> Driver {
@@ -147,7 +151,9 @@ fn server_with_jobs_in_each_state() -> (Driver, Client) {
 fn jobs_that_come_back_need_no_memory() {
     let (mut driver, worker) = server_with_jobs_in_each_state();
     let other = driver.connect();
-    Driver::refuse_memory(true);
+    // The replies need no memory either: there is a buffer for them.
+    driver.ask(other, "stats\r\n");
+    Driver::refuse_memory_after(0);
     for id in 1..=100 {
         let delay = id % 3 * 20;
         let released = driver.ask(worker, format!("release {id} {} {delay}\r\n", id % 11));
@@ -165,7 +171,7 @@ fn jobs_that_come_back_need_no_memory() {
     let facts = driver.facts();
     assert_eq!((facts.reserved, facts.buried, facts.ready + facts.delayed), (0, 0, 1_200));
     assert_eq!(facts.delayed, 0, "the longest delay has ended");
-    Driver::refuse_memory(false);
+    Driver::refuse_memory_after(usize::MAX);
     let text = driver.ask(other, "reserve-batch 1000\r\n");
     let mut pris = Vec::new();
     for id in numbers(&text, "RESERVED ") {
@@ -179,6 +185,7 @@ fn jobs_that_come_back_need_no_memory() {
 fn no_job_is_lost_while_memory_comes_and_goes() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
+        Driver::refuse_memory_after(usize::MAX);
         let mut driver = Driver::new(Options::DEFAULT, START);
         let mut clients: Vec<Client> = (0..4).map(|_| driver.connect()).collect();
         let (mut last_id, mut jobs) = (0, 0);
@@ -201,11 +208,14 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
                 25 if random.u8(..20) == 0 => format!("flush-tube t{tube}\r\n"),
                 26 if random.u8(..5) == 0 => {
                     driver.end(clients[client], End::HangUp);
+                    Driver::refuse_memory_after(usize::MAX);
                     clients[client] = driver.connect();
                     continue;
                 }
                 27 => {
-                    Driver::refuse_memory(random.u8(..4) > 0);
+                    Driver::refuse_memory_after(
+                        [usize::MAX, 0, random.usize(..30)][random.usize(..3)],
+                    );
                     continue;
                 }
                 _ => {
@@ -226,10 +236,132 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
             let sum: u64 = driver.facts().jobs().iter().sum();
             assert_eq!(sum, jobs, "seed {seed}: {reply:?}");
         }
-        Driver::refuse_memory(false);
+        Driver::refuse_memory_after(usize::MAX);
         driver.advance(Nanos::from_secs(60));
         driver.check();
         assert_eq!(driver.facts().delayed, 0, "seed {seed}");
+    }
+}
+
+/// One line for each command, and lines that arrive in two pieces.
+const COMMANDS: [&str; 46] = [
+    "put 0 0 9 5\r\nhello\r\n",
+    "put 0 7 9 5\r\nhello\r\n",
+    "put 0 0 9 5 idp:new con:new\r\nhello\r\n",
+    "put 0 0 9 5 idp:old con:old\r\nhello\r\n",
+    "put 0 0 9 5| idp:new\r\nhello\r\n",
+    "put 0 0 9 5\r\nhel|lo\r\n",
+    "put 0 0 9 9000\r\n{9000}|\r\n",
+    "put-in-tube new 0 0 9 5\r\nhello\r\n",
+    "peek 1\r\n",
+    "peek 7\r\n",
+    "peek-ready\r\n",
+    "peek-delayed\r\n",
+    "peek-buried\r\n",
+    "reserve\r\n",
+    "reserve-with-timeout 9\r\n",
+    "ignore default\r\nreserve\r\n",
+    "reserve-batch 20\r\n",
+    "reserve-job 7\r\n",
+    "reserve-job 2\r\n",
+    "delete 1\r\n",
+    "delete-batch 1 2 3 4\r\n",
+    "release 3 1 0\r\n",
+    "release 3 1 7\r\n",
+    "use new\r\n",
+    "watch new\r\n",
+    "watch new\r\nreserve\r\n",
+    "ignore other\r\n",
+    "bury 3 1\r\n",
+    "kick 9\r\n",
+    "kick-job 2\r\n",
+    "touch 3\r\n",
+    "touch-all\r\n",
+    "stats\r\n",
+    "stats-job 1\r\n",
+    "stats-tube default\r\n",
+    "list-tubes\r\n",
+    "list-tube-used\r\n",
+    "list-tubes-watched\r\n",
+    "pause-tube default 7\r\n",
+    "flush-tube default\r\n",
+    "flush-buried default\r\n",
+    "list-jobs default any 9\r\n",
+    "peek-batch default any 9\r\n",
+    "list-clients 9\r\n",
+    "list-clients 9 0 default\r\n",
+    "quit\r\n",
+];
+
+/// Returns a server with a worker that holds job 3, buried job 2, delayed job 4, and ready ones: 7 has a large body,
+/// and 8 keys. Another worker waits for jobs of other tubes.
+fn server_for_each_command(is_cold: bool) -> (Driver, [Client; 2]) {
+    let mut options = Options::DEFAULT;
+    options.settings.body_cache_bytes = is_cold.then_some(0);
+    let disk = is_cold.then(|| FakeDisk::default().boxed());
+    let mut driver = Driver::start(options, disk, START).expect("the disk works");
+    let clients @ [worker, other] = driver.clients();
+    driver.ask(worker, "put 1 0 9 1\r\na\r\nput 0 0 9 1\r\nb\r\nput 0 0 9 1\r\nc\r\n");
+    assert!(driver.ask(worker, "reserve-job 2\r\n").starts_with("RESERVED"));
+    assert_eq!(driver.ask(worker, "bury 2 0\r\n"), "BURIED\r\n");
+    assert!(driver.ask(worker, "reserve-job 3\r\n").starts_with("RESERVED"));
+    driver.ask(worker, "put 1 9 9 1\r\nd\r\nput 2 0 9 1\r\ne\r\nput 2 0 9 1\r\nf\r\n");
+    driver.ask(worker, format!("put 3 0 9 6000\r\n{}\r\n", "g".repeat(6000)));
+    driver.ask(worker, "put 0 0 9 1 idp:old con:old\r\nh\r\n");
+    assert_eq!(driver.ask(worker, "watch other\r\n"), "WATCHING 2\r\n");
+    driver.ask(other, "watch other\r\nignore default\r\nreserve\r\n");
+    assert_eq!(driver.facts().jobs(), [5, 1, 1, 1]);
+    driver.check();
+    (driver, clients)
+}
+
+/// Each allocation of each command that can fail fails: the command is done, or refused and nothing has changed, or
+/// the connection is closed.
+#[test]
+fn each_command_survives_each_refused_allocation() {
+    for (command, is_cold) in COMMANDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let bytes = command.replace("{9000}", &"x".repeat(9000));
+        for count in 0.. {
+            let (mut driver, [worker, other]) = server_for_each_command(is_cold);
+            let (before, tubes) = (driver.facts(), driver.tubes());
+            Driver::refuse_memory_after(count);
+            let mut reply = String::new();
+            for piece in bytes.split('|') {
+                reply += &driver.ask(worker, piece);
+            }
+            let is_refused = Driver::is_memory_refused();
+            Driver::refuse_memory_after(usize::MAX);
+            driver.check();
+            // A body for which there was no memory is read again.
+            driver.advance(Nanos::from_millis(200));
+            reply += &driver.take_text(worker);
+            let what = format!("{command:?}, {is_cold}, refused after {count}: {reply:?}");
+            let facts = driver.facts();
+            // A job whose body cannot be read is ready after `reserve-job`.
+            if reply == "OUT_OF_MEMORY\r\n" && !command.starts_with("reserve-job") {
+                assert_eq!((facts.jobs(), driver.tubes()), (before.jobs(), tubes), "{what}");
+            }
+            if !driver.is_closed(worker) {
+                assert!(!reply.is_empty() || command.ends_with("reserve\r\n"), "{what}");
+                let sum = |facts: Facts| facts.jobs().iter().sum::<u64>();
+                let inserted = u64::from(reply.starts_with("INSERTED 9"));
+                let lines = reply.lines().filter(|line| *line == "DELETED").count() as u64;
+                let deleted = ["DELETED_BATCH ", "FLUSHED "].map(|word| numbers(&reply, word));
+                let deleted = lines + deleted.iter().flatten().sum::<u64>();
+                assert_eq!(sum(facts), sum(before) + inserted - deleted, "{what}");
+            }
+            // The server goes on.
+            driver.end(worker, End::HangUp);
+            let client = driver.connect();
+            let put = "put-in-tube other 0 0 9 1\r\nz\r\n";
+            assert!(driver.ask(client, put).starts_with("INSERTED"), "{what}");
+            assert!(driver.take_text(other).ends_with("1\r\nz\r\n"), "{what}");
+            driver.advance(Nanos::from_secs(20));
+            driver.check();
+            if !is_refused {
+                break;
+            }
+        }
     }
 }
 

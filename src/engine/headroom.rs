@@ -41,7 +41,7 @@ pub enum Headroom {
 
 thread_local! {
     static REQUIRED: Cell<Headroom> = const { Cell::new(Headroom::None) };
-    static IS_GROWTH_REFUSED: Cell<bool> = const { Cell::new(false) };
+    static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 /// Runs `allocate`, in which each allocation fails that would leave less than `least` of the
@@ -65,7 +65,6 @@ pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveEr
 /// and outside of [`leave`].
 pub fn ensure_free(least: Headroom, bytes: usize) -> Result<(), TryReserveError> {
     let mut free: Vec<u8> = Vec::new();
-    let bytes = if is_growth_refused() { usize::MAX } else { bytes };
     leave(least, || free.try_reserve_exact(bytes))?;
     // The compiler may remove an allocation that nothing uses.
     black_box(&mut free);
@@ -77,14 +76,25 @@ pub fn required() -> Headroom {
     REQUIRED.get()
 }
 
-/// Lets no heap of this thread grow, as if the system had no memory: tests cannot exhaust that.
-pub fn refuse_growth(is_refused: bool) {
-    IS_GROWTH_REFUSED.set(is_refused);
+/// Lets so many more allocations of this thread succeed that must leave a part of the headroom, and refuses all
+/// others, as if the system had no memory: tests cannot exhaust that.
+pub fn refuse_after(count: usize) {
+    LEFT.set(count);
 }
 
-/// Returns whether no heap may grow.
-pub fn is_growth_refused() -> bool {
-    IS_GROWTH_REFUSED.get()
+/// Returns whether the present allocation is refused because of [`refuse_after`].
+pub fn is_refused() -> bool {
+    let left = LEFT.get();
+    let must_leave = required() != Headroom::None;
+    if must_leave && left > 0 {
+        LEFT.set(left - 1);
+    }
+    must_leave && left == 0
+}
+
+/// Returns whether all such allocations are refused.
+pub fn are_refused() -> bool {
+    LEFT.get() == 0
 }
 
 #[cfg(test)]

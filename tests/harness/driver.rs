@@ -15,7 +15,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
-    Steps, Stream, copy, inspect, listen, refuse_growth,
+    Steps, Stream, are_refused, copy, inspect, listen, refuse_after,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -694,9 +694,14 @@ impl Driver {
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
     }
 
-    /// Lets no list of jobs grow that needs memory for it, until this is called again.
-    pub fn refuse_memory(is_refused: bool) {
-        refuse_growth(is_refused);
+    /// Refuses memory after so many allocations of what may be refused, until this is called again. Only tests with
+    /// the allocator of the program can.
+    pub fn refuse_memory_after(count: usize) {
+        refuse_after(count);
+    }
+
+    pub fn is_memory_refused() -> bool {
+        are_refused()
     }
 
     /// Checks the invariants of the server.
@@ -871,6 +876,6 @@ fn process_info(hostname: &str, started_at: Nanos) -> ProcessInfo {
         max_connections: None,
         processor_time: ProcessorTime::default,
         resident_bytes: || None,
-        has_headroom: |_| true,
+        has_headroom: |_| !are_refused(),
     }
 }

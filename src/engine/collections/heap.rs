@@ -27,7 +27,6 @@
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
 use super::shrink_by_step;
-use super::slab::capacity_overflow;
 use crate::engine::headroom::{self, Headroom};
 use std::collections::TryReserveError;
 use std::fmt;
@@ -100,14 +99,11 @@ impl<E: Entry> Heap<E> {
 
     /// Ensures that the next insertion allocates nothing.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        if self.has_room() { Ok(()) } else { headroom::leave(Headroom::Quarter, || self.grow()) }
-    }
-
-    fn grow(&mut self) -> Result<(), TryReserveError> {
-        if headroom::is_growth_refused() {
-            return capacity_overflow();
+        if self.has_room() {
+            return Ok(());
         }
-        self.entries.try_reserve_exact(self.step())
+        let step = self.step();
+        headroom::leave(Headroom::Quarter, || self.entries.try_reserve_exact(step))
     }
 
     fn step(&self) -> usize {

@@ -236,9 +236,9 @@ mod tests {
                 }
                 None => {
                     store[key as usize].0 = rank;
-                    headroom::refuse_growth(random.bool());
+                    headroom::refuse_after(usize::from(random.bool()));
                     ordered.insert(key, &mut store);
-                    headroom::refuse_growth(false);
+                    headroom::refuse_after(usize::MAX);
                     model.insert((rank, key));
                 }
             }

@@ -126,10 +126,12 @@ impl MemoryReserve {
         if block.is_null() { self.allocate_after_release(bytes, from_system) } else { block }
     }
 
-    /// Returns whether the present allocation is refused because too few pieces are held.
+    /// Returns whether the present allocation is refused because too few pieces are held. Without a reserve tests
+    /// may refuse it.
     #[cold]
     fn is_refused(&self) -> bool {
-        headroom::required() != Headroom::None && !self.has(Headroom::Quarter)
+        headroom::is_refused()
+            || (headroom::required() != Headroom::None && !self.has(Headroom::Quarter))
     }
 
     #[cold]
