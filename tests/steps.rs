@@ -463,7 +463,7 @@ fn the_reply_to_a_flush_is_sent_to_no_other_client() {
     assert_eq!(driver.take_text(other), "");
 }
 
-/// A page of clients looks at 256 connections in a step, and other clients are served between two of them.
+/// A page of clients looks at 64 connections in a step, and other clients are served between two of them.
 #[test]
 fn a_list_of_clients_has_each_that_stays() {
     let mut driver = Driver::new(Options::DEFAULT, START);
@@ -506,6 +506,30 @@ fn a_list_of_clients_has_each_that_stays() {
     let page = driver.take_text(first);
     assert!(driver.facts().closing == 1 && page.contains("\n- {id: 6,"), "{page}");
     driver.check();
+}
+
+/// The pages of clients that are being made are in the limit of memory.
+#[test]
+fn pages_of_clients_are_refused_when_they_take_too_much_memory() {
+    let mut options = Options::DEFAULT;
+    // An eighth is for input, text and pages: four pages of these clients.
+    options.settings.max_memory_bytes = 1024 * 1024;
+    options.limits.iteration_work = 200;
+    let mut driver = Driver::new(options, START);
+    let clients: Vec<Client> = (0..300).map(|_| driver.connect()).collect();
+    for _ in 0..2 {
+        clients.iter().for_each(|&client| driver.receive(client, "list-clients 1000\r\n"));
+        for _ in 0..300 {
+            driver.iterate();
+            driver.check();
+        }
+        // Those that are closed take nothing.
+        driver.end(clients[299], End::HangUp);
+        driver.settle();
+        let replies = clients.iter().map(|&client| driver.take_text(client));
+        let pages = replies.filter(|reply| reply.starts_with("OK ")).count();
+        assert!((1..=100).contains(&pages), "{pages} pages");
+    }
 }
 
 /// A page of jobs compares memory pages of jobs in steps. Another tube may get the place of one that is removed

@@ -435,6 +435,7 @@ impl Conn {
             Doing::Flush => s.queue.abandon_flush(self.client.key),
             Doing::Wait(..) => s.queue.stop_waiting(self.client.key),
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
+            Doing::Steps(Steps::ListClients(page)) => s.waiting_bytes -= page.lines.capacity(),
             Doing::Line
             | Doing::SkipLine(_)
             | Doing::Body(_)
@@ -737,13 +738,19 @@ impl Conn {
         }
     }
 
-    /// Returns the memory of its input, of its output and of the list of bodies that it waits for, and the large bodies
-    /// that the connection refers to, for the check of their sums.
+    /// Returns the memory of its input, of its output and of the list of bodies that it waits for or the page of clients
+    /// that it makes, and the large bodies that the connection refers to, for the check of their sums.
     pub fn check_parts(&self) -> ([usize; 3], impl Iterator<Item = &Body>) {
         let large =
             if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
-        let wanted = if let Doing::Bodies(wanted) = &self.doing { wanted.own_bytes() } else { 0 };
-        let buffered = [self.input.capacity(), self.output.text_len(), wanted];
+        let waiting = if let Doing::Bodies(wanted) = &self.doing {
+            wanted.own_bytes()
+        } else if let Doing::Steps(Steps::ListClients(page)) = &self.doing {
+            page.lines.capacity()
+        } else {
+            0
+        };
+        let buffered = [self.input.capacity(), self.output.text_len(), waiting];
         (buffered, self.output.bodies().chain(large))
     }
 }

@@ -40,7 +40,7 @@ pub struct Store {
     pub pool: Pool,
     /// The memory of the unused input of all connections, in bytes.
     pub input_bytes: usize,
-    /// The memory of what all connections remember while they wait for bodies, in bytes.
+    /// The memory of what all connections remember while they wait for bodies or make pages of clients, in bytes.
     pub waiting_bytes: usize,
     /// The connections are crowded when [`Store::buffered_bytes`] reaches this.
     buffer_limit: usize,
@@ -125,7 +125,7 @@ impl Store {
 
     // ---- Memory ----
 
-    /// Returns the memory of unused input and unsent text of all connections, and of waits for bodies, in bytes.
+    /// Returns the memory of unused input and unsent text of all connections, and of their waits and pages, in bytes.
     fn buffered_bytes(&self) -> usize {
         self.input_bytes + self.waiting_bytes + self.pool.text_len()
     }

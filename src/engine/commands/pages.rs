@@ -41,8 +41,8 @@ pub struct ClientPage {
     pub lines: String,
 }
 
-/// Units of work of a step of `list-clients`.
-pub const WORK_PER_CLIENTS_STEP: usize = 128;
+/// The most units of work of a step of `list-clients`.
+const WORK_PER_CLIENTS_STEP: usize = 288;
 /// At most this many pages are made in steps at the same time. Each takes up to 16 KiB.
 const MAX_SELECTIONS: usize = 256;
 

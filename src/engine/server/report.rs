@@ -4,7 +4,7 @@
 //! of many clients is made in steps.
 
 use super::{Server, link_of};
-use crate::engine::commands::pages::{ClientPage, Report, WORK_PER_CLIENTS_STEP};
+use crate::engine::commands::pages::{ClientPage, Report};
 use crate::engine::conn::{Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
@@ -13,8 +13,12 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::job::Holder;
 use crate::engine::store::Store;
 
-/// A step looks at this many connections, in less than 0.1 ms.
-const CONNECTIONS_PER_STEP: usize = 256;
+/// A step looks at this many connections, and takes less than 0.1 ms.
+const CONNECTIONS_PER_STEP: usize = 64;
+/// So many connections are looked at in a unit of work.
+const CONNECTIONS_PER_WORK: usize = 2;
+/// Units of work to write the line of a client.
+const WORK_PER_CLIENT: usize = 4;
 /// The maximum length of the lines before those of clients, in bytes.
 const HEAD_MAX: usize = 64;
 
@@ -36,8 +40,10 @@ impl<S> Server<S> {
                     .map_err(Word::from)
             }
             Report::Clients(mut page) => {
+                self.store.waiting_bytes -= page.lines.capacity();
                 let answer = self.list_clients(&mut page);
                 if matches!(answer, Ok(Reply::Later)) {
+                    self.store.waiting_bytes += page.lines.capacity();
                     rest = Doing::Steps(Steps::ListClients(page));
                 }
                 answer
@@ -52,7 +58,7 @@ impl<S> Server<S> {
     /// Looks at the next connections of a page.
     fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
         let Server { links, store: s, .. } = self;
-        s.queue.work.spend(WORK_PER_CLIENTS_STEP);
+        s.queue.work.spend(CONNECTIONS_PER_STEP / CONNECTIONS_PER_WORK);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
             return Err(Word::NotFound);
@@ -69,6 +75,10 @@ impl<S> Server<S> {
             if page.left == 0 {
                 return page_of(page, page.last, s);
             }
+            if s.is_crowded_by(page.lines.len()) {
+                return Err(Word::OutOfMemory);
+            }
+            s.queue.work.spend(WORK_PER_CLIENT);
             stats::push_client_line(&mut page.lines, c, &s.queue)?;
             (page.left, page.last) = (page.left - 1, c.id());
         }
