@@ -27,7 +27,6 @@ use super::queue::client::Client;
 use super::queue::listing::ListText;
 use super::queue::read_body::{BodyRef, ReadBody};
 use super::queue::touch::TouchAll;
-use super::queue::waiters::WaitSeq;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
 use super::store::Store;
@@ -115,7 +114,7 @@ pub enum Steps {
     /// A kick of many jobs.
     Kick(Kick),
     /// A reserve over many tubes.
-    Reserve(WaitSeq, Reserve),
+    Reserve(Reserve),
     /// A `reserve-batch` that has reserved some jobs.
     FillBatch(Box<Batch>, Reserve),
     /// A `delete-batch` of many jobs.
@@ -405,7 +404,7 @@ impl Conn {
     fn go_on(&mut self, s: &mut Store, steps: Steps) -> Answer {
         match steps {
             Steps::Kick(kick) => change::kick_step(self, s, kick),
-            Steps::Reserve(seq, reserve) => reserve::reserve_step(self, s, seq, reserve),
+            Steps::Reserve(reserve) => reserve::reserve_step(self, s, reserve),
             Steps::FillBatch(batch, reserve) => reserve::fill_batch_step(self, s, batch, reserve),
             Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),

@@ -576,9 +576,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
 fn send(c: &mut Conn, s: &mut Store, reply: BodiesFor, bodies: &[WantedBody]) -> Answer {
     match reply {
         BodiesFor::Found | BodiesFor::ReservedById if bodies.is_empty() => Err(Word::NotFound),
-        BodiesFor::Reserved(reserve) if bodies.is_empty() => {
-            c.later(Steps::Reserve(s.queue.next_wait_seq(), reserve))
-        }
+        BodiesFor::Reserved(reserve) if bodies.is_empty() => c.later(Steps::Reserve(reserve)),
         BodiesFor::Found
         | BodiesFor::FoundBatch { .. }
         | BodiesFor::ReservedById

@@ -11,7 +11,7 @@ use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::waiters::{Search, Wait, WaitSeq};
+use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
@@ -21,8 +21,8 @@ use std::collections::TryReserveError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
     pub kind: ReserveKind,
-    /// The end of its timeout; [`Nanos::NEVER`] without one.
-    pub until: Nanos,
+    /// Its place among those that wait, which it keeps if its job is gone before its body is read.
+    pub wait: Wait,
 }
 
 /// The kind of a reserve, which determines its replies.
@@ -31,7 +31,7 @@ pub enum ReserveKind {
     /// `reserve` and `reserve-with-timeout`: one job.
     Job,
     /// `reserve-batch`: at most this number of jobs, in one reply.
-    Batch(usize),
+    Batch(u32),
 }
 
 impl Reserve {
@@ -46,19 +46,19 @@ impl Reserve {
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    begin(c, s, Reserve { kind: ReserveKind::Job, until: Nanos::NEVER })
+    begin(c, s, ReserveKind::Job, Nanos::NEVER)
 }
 
 /// `reserve-with-timeout <seconds>`
 pub fn reserve_with_timeout(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let until = s.queue.now + Nanos::from_secs(args.number(0));
-    begin(c, s, Reserve { kind: ReserveKind::Job, until })
+    begin(c, s, ReserveKind::Job, until)
 }
 
 /// `reserve-batch <count> [<seconds>]`
 pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let until = s.queue.now + Nanos::from_secs(args.number(1));
-    begin(c, s, Reserve { kind: ReserveKind::Batch(args.count()), until })
+    begin(c, s, ReserveKind::Batch(args.number(0)), until)
 }
 
 /// `reserve-job <id>`
@@ -76,49 +76,50 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }
 
-fn begin(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
+fn begin(c: &mut Conn, s: &mut Store, kind: ReserveKind, until: Nanos) -> Answer {
     s.queue.mark_worker(&mut c.client);
     // A slot may have become free while no client waited for it.
     s.queue.offer_parked();
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
-    let seq = s.queue.next_wait_seq();
-    match reserve.kind {
-        ReserveKind::Job => reserve_step(c, s, seq, reserve),
+    let reserve = Reserve { kind, wait: Wait { seq: s.queue.next_wait_seq(), until } };
+    match kind {
+        ReserveKind::Job => reserve_step(c, s, reserve),
         ReserveKind::Batch(max) => {
-            let units = WORK_PER_BATCHED_JOB * max.min(s.queue.limits.jobs_per_batch_step);
-            c.begin_steps(s, units, Steps::Reserve(seq, reserve))
+            let units =
+                WORK_PER_BATCHED_JOB * (max as usize).min(s.queue.limits.jobs_per_batch_step);
+            c.begin_steps(s, units, Steps::Reserve(reserve))
         }
     }
 }
 
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
 /// iterations; tubes that change between them are checked again.
-pub fn reserve_step(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) -> Answer {
+pub fn reserve_step(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
     let rest = s.queue.give_search();
-    let answer = reserve_or_wait(c, s, seq, reserve);
+    let answer = reserve_or_wait(c, s, reserve);
     s.queue.work.end(rest);
     answer
 }
 
-fn reserve_or_wait(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) -> Answer {
+fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
     match reserve.kind {
         ReserveKind::Job => match s.queue.best_job(&mut c.client)? {
             Search::Found(job) => {
                 s.queue.make_reserved(job, &mut c.client);
                 return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
             }
-            Search::Unfinished => return c.later(Steps::Reserve(seq, reserve)),
+            Search::Unfinished => return c.later(Steps::Reserve(reserve)),
             Search::Nothing => {}
         },
         ReserveKind::Batch(max) => {
-            let mut batch = Batch::new(max);
+            let mut batch = Batch::new(max as usize);
             match (fill_batch(c, s, &mut batch)?, batch.is_empty()) {
                 (true, true) => {}
                 (true, false) => {
                     return reads::reply_batch(c, s, batch, BodiesFor::Reserved(reserve));
                 }
-                (false, true) => return c.later(Steps::Reserve(seq, reserve)),
+                (false, true) => return c.later(Steps::Reserve(reserve)),
                 (false, false) => return c.later(Steps::FillBatch(Box::new(batch), reserve)),
             }
         }
@@ -127,17 +128,16 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, seq: WaitSeq, reserve: Reserve) 
     let are_freed = s.queue.free_flushed_tops(&mut c.client);
     s.queue.work.end(rest);
     if !are_freed {
-        return c.later(Steps::Reserve(seq, reserve));
+        return c.later(Steps::Reserve(reserve));
     }
     if s.queue.is_deadline_soon(&c.client) {
         return Err(Word::DeadlineSoon);
     }
-    if reserve.until <= s.queue.now || c.is_half_closed {
+    if reserve.wait.until <= s.queue.now || c.is_half_closed {
         return Ok(reserve.timeout_reply());
     }
-    let waits = s.queue.wait(&c.client, Wait { seq, until: reserve.until })?;
-    if !waits {
-        return c.later(Steps::Reserve(seq, reserve));
+    if !s.queue.wait(&c.client, reserve.wait)? {
+        return c.later(Steps::Reserve(reserve));
     }
     c.doing = Doing::Wait(reserve);
     Ok(Reply::Later)
@@ -148,7 +148,7 @@ pub fn awaited(c: &mut Conn, s: &mut Store, job: JobKey, reserve: Reserve) -> An
     let ReserveKind::Batch(max) = reserve.kind else {
         return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
     };
-    let mut batch = Batch::new(max);
+    let mut batch = Batch::new(max as usize);
     if batch.try_push(job, &s.queue.jobs[job]).is_err() {
         c.fail(s);
         return Ok(Reply::Later);
@@ -167,6 +167,9 @@ pub fn fill_batch_step(
 ) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
+    if batch.is_empty() {
+        return c.later(Steps::Reserve(reserve));
+    }
     let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);

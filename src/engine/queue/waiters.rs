@@ -114,7 +114,7 @@ const WATCHES_PER_WORK: usize = 2;
 const INVALIDATIONS_PER_WORK: usize = 4;
 
 /// A connection's wait for a job.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// The position in the order of waits.
     pub seq: WaitSeq,
