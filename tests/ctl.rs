@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::client::{Client, unix};
-use harness::process::{self, Daemon, Process, command, path_text};
+use harness::process::{self, BEANSTALKD, Daemon, Process, command, path_text};
 use harness::{skip, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,6 +16,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use tempfile::TempDir;
 
@@ -51,18 +52,22 @@ impl Server {
         Server { is_ours: true, place, address, daemon, directory }
     }
 
-    /// C beanstalkd on a Unix socket.
     fn c() -> Option<Server> {
         let Some(program) = process::c_beanstalkd() else {
             skip("C beanstalkd is not installed");
             return None;
         };
+        Some(Server::on_path(&program, false))
+    }
+
+    /// A server on a Unix socket.
+    fn on_path(program: &Path, is_ours: bool) -> Server {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let place = format!("unix:{}", path_text(&path));
         let daemon = Daemon::start(program, &["-l", &place]);
         process::connect_when_ready(&unix(&path));
-        Some(Server { is_ours: false, place, address: unix(&path), daemon, directory })
+        Server { is_ours, place, address: unix(&path), daemon, directory }
     }
 
     fn client(&self) -> Client {
@@ -239,6 +244,24 @@ fn check_has_the_codes_of_a_nagios_plugin() {
     assert!(done.out.starts_with("UNKNOWN: cannot connect to unix:/nowhere/at/all: "), "{done:?}");
 }
 
+/// A check takes 5 seconds if a tube looks stuck.
+#[test]
+fn a_tube_whose_jobs_were_deleted_between_two_looks_is_not_stuck() {
+    let looks = AtomicU64::new(0);
+    let place = fake(move |line| {
+        document(&match line.split(' ').next().unwrap() {
+            "list-tubes" => "---\n- mail\n".into(),
+            "stats-tube" => {
+                let deletes = looks.fetch_add(1, Ordering::Relaxed);
+                format!("---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\ncmd-delete: {deletes}\n")
+            }
+            _ => "---\njobs:\n- {id: 7, age: 100}\n".into(),
+        })
+    });
+    let done = run(&format!("-s {place} check"));
+    assert_eq!((done.code, done.out.as_str()), (0, "OK: 1 tube, 2 ready, 0 buried\n"));
+}
+
 #[test]
 fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
     let server = Server::ours(&[]);
@@ -257,14 +280,14 @@ fn top_shows_the_whole_rule_in_80_columns() {
         document(&match line.split(' ').next().unwrap() {
             "list-tubes" => format!("---\n- {}\n", "x".repeat(200)),
             "stats-tube" => "---\ncurrent-jobs-ready: 123456\ncurrent-jobs-buried: 12345\n".into(),
-            _ => "---\njobs:\n- {id: 7, age: 1200}\n".into(),
+            _ => "---\njobs:\n- {id: 7, age: 4800, delay: 3600}\n".into(),
         })
     });
     let mut top = tool(&format!("-s {place} top"));
     let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(top.stdout.take().unwrap()).lines().map(Result::unwrap);
     let lines: Vec<String> = lines.take(2).collect();
-    assert!(lines[1].contains(" no-worker"), "{lines:?}");
+    assert!(lines[1].contains(" no-worker") && lines[1].contains(" 20m "), "{lines:?}");
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
     top.kill().unwrap();
     top.wait().unwrap();
@@ -290,6 +313,10 @@ fn jobs_are_listed_page_by_page() {
     server.expect("failed", 0, "", "");
     server.expect("jobs gone", 1, "", "tube gone: not found");
     server.expect("failed gone", 1, "", "tube gone: not found");
+    // The limit is that of all tubes.
+    server.bury("a", 2);
+    server.bury("b", 2);
+    assert_eq!(ids(&server.json("failed --limit 3")), [251, 252, 253]);
 }
 
 #[test]
@@ -308,6 +335,9 @@ fn c_beanstalkd_shows_what_it_can() {
     server.expect("workers", 4, "", "this server has no list-clients");
     server.expect("put mail x --key a", 4, "", "this server has no keys of jobs");
     server.expect("put mail x --con a", 4, "", "this server has no keys of jobs");
+    let done = server.feed("import --tube new", b"{\"body\":\"x\",\"key\":\"a\"}");
+    assert_eq!((done.code, done.out.as_str()), (1, "imported 1\n"), "{done:?}");
+    assert!(done.err.contains("a job is put without its key"), "{done:?}");
     assert_eq!(server.counts("mail"), [0, 0, 0, 3]);
 }
 
@@ -319,6 +349,7 @@ fn a_job_has_its_body() {
         let text = server.ok(&format!("job {id}"));
         assert!(text.ends_with("body: a\\x1b[31m\\xff\\n\n"), "{text}");
         assert!(text.contains("tube: mail\n") && text.contains("bytes: 8\n"), "{text}");
+        assert!(!text.contains("\nfile: "), "{text}");
         let mut raw = server.command(&format!("job {id} --body"));
         assert_eq!(
             process::run_command({
@@ -387,7 +418,11 @@ fn a_line_without_an_end_is_no_reply() {
 
 #[test]
 fn workers_show_who_holds_what() {
-    let server = Server::ours(&[]);
+    workers_of(&Server::ours(&[]));
+    workers_of(&Server::on_path(Path::new(BEANSTALKD), true));
+}
+
+fn workers_of(server: &Server) {
     let mut idle = server.worker("mail");
     idle.expect_service();
     let mut busy = server.worker("mail");
@@ -604,7 +639,38 @@ fn move_of_some_jobs_keeps_to_its_limit() {
         server.expect(&format!("-n {some}"), 0, "would move 1\n", "");
         server.expect(&format!("{some} --yes"), 0, "moved 1\n", "");
         assert_eq!([server.counts("from")[3], server.counts("to")[0]], [1, 1]);
+        // With ids, jobs in any state but reserved are moved.
+        server.ok(&format!("retry {}", ids[1]));
+        server.expect(&format!("move from to {} --yes", ids[1]), 0, "moved 1\n", "");
     });
+}
+
+#[test]
+fn a_job_that_a_worker_reserves_meanwhile_is_reported() {
+    let looks = AtomicU64::new(0);
+    let place = fake(move |line| match line.split(' ').next().unwrap() {
+        "reserve-job" => "NOT_FOUND\r\n".into(),
+        "stats-job" if looks.fetch_add(1, Ordering::Relaxed) > 0 => {
+            document("---\nid: 7\ntube: from\nstate: reserved\n")
+        }
+        _ => document("---\nid: 7\ntube: from\nstate: ready\n"),
+    });
+    let done = run(&format!("-s {place} move from to 7 --yes"));
+    assert_eq!((done.code, done.out.as_str()), (1, "moved 0\n"));
+    assert!(done.err.contains("are gone, or held by a worker"), "{done:?}");
+}
+
+/// A producer may be faster than the tool.
+#[test]
+fn jobs_that_are_put_meanwhile_are_left_out() {
+    let place = fake(|line| match line {
+        "list-jobs mail buried 1 0" => document("---\njobs:\n- {id: 1}\n"),
+        "list-jobs mail buried 100 0" => document("---\njobs:\n- {id: 1}\n- {id: 2}\n"),
+        _ if line.starts_with("kick-job") => "KICKED\r\n".into(),
+        _ => document("---\ncurrent-jobs-buried: 1\n"),
+    });
+    let done = run(&format!("-s {place} retry mail --all --yes"));
+    assert_eq!((done.code, done.out.as_str()), (0, "retried 1\n"), "{done:?}");
 }
 
 #[test]
@@ -775,8 +841,27 @@ fn a_dump_of_the_server_can_be_imported() {
 }
 
 #[test]
-fn a_failed_write_deletes_nothing() {
+fn a_failed_write_or_sync_deletes_nothing() {
+    let traced = |options: &[&str]| command("strace", [&["-o", "/dev/null"], options].concat());
+    let can_trace = traced(&["true"]).output().is_ok_and(|output| output.status.success());
+    if !can_trace {
+        skip("strace is not installed, or may not trace here");
+    }
     on_both(|server| {
+        if can_trace {
+            server.ok("put safe x");
+            let path = server.directory.path().join("jobs");
+            let tool = [
+                "-einject=fsync:error=EIO",
+                env!("CARGO_BIN_EXE_beanstalkctl"),
+                "-s",
+                &server.place,
+            ];
+            let mut export = traced(&[&tool[..], &["export", "safe", "--take", "--yes"]].concat());
+            let failed = export.stdout(File::create(path).unwrap()).stderr(Stdio::piped()).output();
+            assert_eq!(done(failed.unwrap()).code, 1);
+            assert_eq!(server.counts("safe"), [1, 0, 0, 0]);
+        }
         server.bury("mail", 2);
         let mut command = server.command("export mail --take --yes");
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -823,6 +908,8 @@ fn on_a_terminal_it_asks_and_shows_progress() {
     assert_eq!((done.code, server.counts("mail")[3]), (2, 2));
     // A body has no end of line, and nothing erases it.
     assert_eq!(on_terminal("job 1 --body", b"").unwrap().out.trim_end(), "body 00");
+    server.ok("put other \x1b[2J");
+    assert_eq!(on_terminal("job 3 --body", b"").unwrap().out.trim_end(), "\\x1b[2J");
     let done = on_terminal("flush mail", b"y\n").unwrap();
     assert!(done.out.ends_with("\r\u{1b}[K2/2 100%\r\u{1b}[Kdeleted 2\r\n"), "{done:?}");
     assert_eq!((done.code, server.counts("mail")[3]), (0, 0));
@@ -886,6 +973,13 @@ fn without_a_reply_the_exit_code_is_3() {
     let done = run(&format!("-s {place} --timeout 1 tubes"));
     let message = format!("beanstalkctl: no reply from {place} within 1 s\n");
     assert_eq!((done.code, done.err), (3, message));
+    // A body that it does not read.
+    let put = format!("head -c 64M /dev/zero | \"$0\" -s {place} --timeout 1 put default");
+    let put = command("sh", ["-c", &put, env!("CARGO_BIN_EXE_beanstalkctl")]);
+    assert_eq!(process::run_command(put).status.code(), Some(3));
+    // A body that is longer than the reply says.
+    let place = fake(|_| "OK 1\r\nabc".into());
+    assert_eq!(run(&format!("-s {place} tubes")).code, 3);
     let place = fake(|_| "HTTP/1.1 400 Bad Request\r\n".into());
     assert_eq!(run(&format!("-s {place} tubes")).code, 4);
     let place = fake(|_| "\x1b[2J\r\n".into());
@@ -907,6 +1001,7 @@ fn usage_errors_are_two_lines() {
         "top x",
         "--timeout 0 status",
         "delete 1 x",
+        "delete 0",
         "drain mail --within 1d",
         "pause --all mail",
         "tubes -s localhost:",
@@ -949,4 +1044,8 @@ fn the_server_is_named_by_option_or_environment() {
     let mut command = server.command("tubes");
     command.env("BEANSTALKD", "unix:/nowhere");
     assert_eq!(done(process::run_command(command)).out, "default\n");
+    // An empty one names the default address, where a server may listen.
+    let mut command = tool("tubes");
+    command.env("BEANSTALKD", "");
+    assert_ne!(done(process::run_command(command)).code, 2);
 }

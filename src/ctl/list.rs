@@ -2,12 +2,13 @@
 
 use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
-use super::print::{Listing, NAME_LEN, cut, escaped, span, terminal_size};
+use super::print::{Listing, NAME_LEN, cut, escaped, span};
 use super::{Ctl, EXIT_PARTLY, Flags, Result, args, complain, print, print_with};
 use crate::engine::text::CountOf;
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::io::{self, IsTerminal};
 
 /// The largest body of which a list shows the beginning, and the bytes that it shows.
 const PREVIEW_MAX: u64 = 65_536;
@@ -94,7 +95,7 @@ pub fn job(ctl: &mut Ctl, args: &Flags) -> Result {
         let keys = job.0.iter().map(|(key, _)| key).filter(|key| *key != "tube");
         let lines: String = keys.map(|key| format!("{key}: {}\n", job.text(key))).collect();
         print(format_args!("tube: {tube}\n{lines}body: {}", escaped(&body)))
-    } else if terminal_size().is_some() {
+    } else if io::stdout().is_terminal() {
         print(escaped(&body))
     } else {
         print_with(|out| out.write_all(&body))
@@ -117,10 +118,14 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
         }
         clients.extend(page);
     }
-    // The tool itself is left out. Over a Unix socket it is the youngest client.
-    let is_own = |client: &&Fields| client.text("address") == conn.own_address;
-    let own = clients.iter().filter(is_own).min_by_key(|client| client.number("age"));
-    let own = own.map(|client| client.number("id"));
+    // The tool itself, which watches only the tube `default`, is left out. Over a Unix socket it has no address of its
+    // own: it is the youngest client that has just sent a command.
+    let is_own = |client: &&Fields| {
+        client.text("address") == conn.own_address && client.text("activity") == "receiving"
+    };
+    let is_listed = tube.is_none_or(|tube| tube == "default");
+    let own = clients.iter().filter(is_own).filter(|_| is_listed);
+    let own = own.min_by_key(|client| client.number("age")).map(|client| client.number("id"));
     clients.retain(|client| Some(client.number("id")) != own);
     if let Some(tube) = tube.filter(|_| clients.is_empty()) {
         complain(format_args!("no client watches tube {tube}; 'workers' shows all clients"));
