@@ -454,6 +454,8 @@ mod tests {
         let lowered = options(&["-z", "99999999999"]);
         assert_eq!(lowered.settings.max_job_size, MAX_JOB_SIZE);
         assert_eq!(lowered.warnings.len(), 1);
+        assert!(options(&["-z", "1G"]).warnings.is_empty());
+        assert_eq!(options(&["-s", "0"]).settings.binlog_file_size, 4096);
         assert_eq!(options(&["-s", "1"]).settings.binlog_file_size, 4096);
         assert_eq!(options(&["-s", "4097"]).settings.binlog_file_size, 8192);
         let lowered = options(&["-s", "4294967295"]);

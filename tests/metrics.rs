@@ -249,9 +249,21 @@ fn the_work_of_a_piece_is_bounded() {
     site.driver.settle();
     expect_more(&mut site, [5_000 / 1_024 + 5_000 / 512, 5_000 / 1_024, 0]);
     assert_eq!(site.samples().tubes("beanstalkd_tube_waiting")["waited"], 5_000.0);
+    site.ask("use waited\r\nput 0 0 9000 0\r\n\r\n");
+    assert_eq!(site.samples().tubes("beanstalkd_tube_waiting")["waited"], 4_999.0);
     site.ask("reserve\r\n".repeat(5_000));
     // There are three slices less of ready jobs.
     expect_more(&mut site, [0, 0, 5_000 / 128 - 3]);
+    // The jobs that are held for the longest come first. Meanwhile their worker deletes others.
+    let mut deleted = 45_000;
+    let page = site.request_while(get("/tube/default", JSON), |site| {
+        let next = (deleted + 150).min(49_900);
+        site.ask((deleted..next).map(|id| format!("delete {}\r\n", id + 1)).collect::<String>());
+        deleted = next;
+    });
+    let page: Value = serde_json::from_str(&page.body).unwrap();
+    let held = page["jobs"].as_array().unwrap().iter().find(|job| job["state"] == "reserved");
+    assert_eq!(held.unwrap()["id"], 50_000);
 }
 
 #[test]
@@ -562,6 +574,8 @@ fn a_client_that_sends_its_request_slowly_is_closed() {
     slow.write_all(b"A").unwrap();
     sockets.driver.now = due;
     assert_eq!(sockets.response(&mut slow), "");
+    // The connection of the quick one has ended too.
+    assert_eq!(sockets.http.next_due(), Nanos::NEVER);
 }
 
 #[test]
@@ -584,6 +598,18 @@ fn silent_clients_delay_no_request() {
     (0..10).for_each(|_| sockets.iterate());
     late.write_all(HEALTH).unwrap();
     assert!(sockets.response(&mut late).ends_with("ok\n"));
+    // They are evicted before a client that reads a page.
+    let mut site = Site::new();
+    site.watch_tubes(1_000, 150);
+    let mut sockets = Sockets::of(site.driver);
+    let mut reader = connect(unix(&sockets.directory.path().join("metrics")));
+    reader.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    sockets.iterate();
+    let _idle: Vec<Socket> = (0..63).map(|_| connect(sockets.address)).collect();
+    (0..10).for_each(|_| sockets.iterate());
+    let mut last = connect(sockets.address);
+    last.write_all(HEALTH).unwrap();
+    assert!(sockets.response(&mut last).ends_with("ok\n"));
 }
 
 #[test]
@@ -669,11 +695,21 @@ fn the_binary_serves_metrics_at_the_address_of_its_flag() {
         let mut client = Client::connect(queue);
         client.expect("use mail\r\n", "USING mail");
         client.expect(PUT, "INSERTED 1");
+        client.expect("reserve-job 1\r\n", "RESERVED 1 1");
+        client.expect("release 1 0 0\r\n", "RELEASED");
         assert_eq!(response("/readyz").status, 200);
         let samples = Samples::read(&response("/metrics").body);
         assert_eq!(samples.get("beanstalkd_tube_using{tube=\"mail\"}"), 1.0);
+        let ended = "beanstalkd_tube_reservations_ended_total{tube=\"mail\",how=\"release\"}";
+        assert_eq!(samples.get(ended), 1.0);
         assert!(samples.get("process_resident_memory_bytes") > 500_000.0);
         assert!(samples.get("beanstalkd_loop_iteration_seconds_count") > 1.0);
+        // Waiting does not count.
+        (0..20).for_each(|_| assert_eq!(response("/healthz").status, 200));
+        let worked = Samples::read(&response("/metrics").body);
+        let worked = worked.get("beanstalkd_loop_iteration_seconds_sum");
+        let uptime = u32::try_from(client.stat("uptime")).unwrap() + 1;
+        assert!(worked <= uptime.into(), "iterations of {worked} s in {uptime} s");
         let syncs = samples.get("beanstalkd_binlog_sync_seconds_count");
         let last_bucket = samples.get("beanstalkd_binlog_sync_seconds_bucket{le=\"+Inf\"}");
         assert!(syncs >= 1.0 && syncs == last_bucket, "{syncs} syncs");

@@ -114,6 +114,8 @@ mod tests {
         assert_eq!(put(r#"{"body":"","delay":5}"#).unwrap().delay, 5);
         assert_eq!(put(r#"{"body":"","delay":5,"state":"buried"}"#).unwrap().delay, 0);
         assert_eq!(put(r#"{"body":"","state":"delayed","due_at_ns":1}"#).unwrap().delay, 0);
+        let late = r#"{"body":"","state":"delayed","due_at_ns":101000000001}"#;
+        assert_eq!(put(late).unwrap().delay, 2);
         assert_eq!(put(r#"{"body":"","key":"a"}"#).unwrap().tags, " idp:a");
         let keys = r#"{"body":"","con":"b","limit":2,"key":"a:60"}"#;
         assert_eq!(put(keys).unwrap().tags, " idp:a:60 con:b:2");

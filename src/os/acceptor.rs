@@ -211,4 +211,20 @@ mod tests {
             assert!(!is_of_client(number), "{}", io::Error::from_raw_os_error(number));
         }
     }
+
+    #[test]
+    fn a_connection_that_comes_while_all_are_in_use_is_looked_at() {
+        let poll = mio::Poll::new().expect("there are descriptors");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let listeners = vec![listener.into()];
+        let mut acceptor = Acceptor::new("connections", listeners, 1, poll.registry(), 7)
+            .expect("there are descriptors");
+        acceptor.on_event(Token(7));
+        for now in [Nanos::ZERO, WARN_AFTER] {
+            assert!(acceptor.accept(1, now).is_ok_and(|accepted| accepted.is_none()));
+        }
+        assert_eq!(acceptor.next_due(), Nanos::NEVER);
+        acceptor.on_event(Token(7));
+        assert_eq!(acceptor.next_due(), Nanos::ZERO);
+    }
 }

@@ -376,6 +376,7 @@ mod tests {
             ("192.0.2.10:::255.0.255.0", "255.0.255.0: not an IPv4 netmask"),
             ("192.0.2.10::::::auto", "auto: unknown"),
             ("::192.0.2.1", "no address"),
+            ("192.0.2.10::::::off::::", "too many fields"),
             ("[2001:db8::1]::[2001:db8::ff]:64::eth0:off", "too many fields"),
         ] {
             let why = Network::parse(text).expect_err("it is invalid");

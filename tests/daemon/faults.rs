@@ -92,3 +92,28 @@ fn without_a_thread_the_loop_syncs() {
     client.expect(put(0, 0, 9, "x"), "INSERTED 1");
     daemon.wait_for_log("cannot start a thread: Resource temporarily unavailable");
 }
+
+/// A file that could not be created in full is removed, so that it can be created once there is space.
+#[test]
+fn a_disk_that_is_full_for_a_while_refuses_puts_for_a_while() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-s", "4096", "-b", path_text(directory.path())];
+    let fault = "fallocate:error=ENOSPC:when=6..9";
+    let Some(mut daemon) = start_with_fault(fault, &flags) else { return };
+    let mut client = Client::connect(daemon.address());
+    let mut replies = (0..40).map(|_| client.ask(put(0, 0, 9, "x".repeat(1000))).line);
+    assert!(replies.any(|reply| reply == "OUT_OF_MEMORY"), "the disk is never full");
+    assert!(replies.any(|reply| reply.starts_with("INSERTED")), "the disk stays full");
+    daemon.stop();
+}
+
+#[test]
+fn where_no_space_can_be_allocated_zeros_are_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-s", "20480", "-b", path_text(directory.path())];
+    let Some(mut daemon) = start_with_fault("fallocate:error=EOPNOTSUPP", &flags) else { return };
+    Client::connect(daemon.address()).expect_service();
+    let file = directory.path().join("binlog.1");
+    assert_eq!(file.metadata().unwrap().len(), 20_480);
+    daemon.stop();
+}

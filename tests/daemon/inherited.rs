@@ -4,7 +4,7 @@ use crate::harness::client::{Client, connect};
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, script};
 use crate::{UnixPath, serve};
 use socket2::Socket;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -33,6 +33,12 @@ fn flags_with_the_address_of_an_inherited_socket_cause_no_warning() {
         Daemon::with_inherited(&["-l", "127.0.0.1", "-p", &address.port().to_string()], listener);
     Client::connect(address).expect_service();
     assert_eq!(daemon.stop(), "");
+    // Of all addresses.
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let daemon = Daemon::with_inherited(&["-p", &port.to_string()], listener);
+    Client::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).expect_service();
+    assert_eq!(daemon.stop(), "");
     let socket = UnixPath::new();
     let daemon = Daemon::with_inherited(
         &["-l", &socket.flag, "-p", "1"],
@@ -59,11 +65,13 @@ fn all_inherited_sockets_are_served_and_none_starves_another_at_the_connection_l
     let (mut daemon, [crowded, calm]) = start_with_two_sockets(&["--max-connections", "1"]);
     let mut inside = Client::connect(crowded);
     inside.expect_service();
-    let _crowd: Vec<Socket> = (0..3).map(|_| connect(crowded)).collect();
+    let mut crowd: Vec<Socket> = (0..3).map(|_| connect(crowded)).collect();
     daemon.wait_for_log("cannot accept connections");
     let mut pending = Client::connect(calm);
     drop(inside);
     pending.expect_service();
+    drop(pending);
+    Client::over(crowd.remove(0)).expect_service();
 }
 
 #[test]

@@ -56,11 +56,17 @@ fn too_low_a_limit_of_open_files_is_named() {
 
 #[test]
 fn a_client_beyond_the_connection_limit_waits_for_another_to_disconnect() {
-    let (mut daemon, address) = Daemon::on_loopback(&["--max-connections", "2"]);
+    let flags = ["-V", "--max-connections", "2", "--metrics", "127.0.0.1:0"];
+    let (mut daemon, address) = Daemon::on_loopback(&flags);
+    let metrics: SocketAddr = daemon.wait_for_value("serving metrics on ").parse().unwrap();
     let [mut first, mut second, mut third] = [(); 3].map(|()| Client::connect(address));
     first.expect_service();
     second.expect_service();
     daemon.wait_for_log("cannot accept connections: 2 are open");
+    let mut reader = Client::connect(metrics);
+    reader.send("GET /?format=text HTTP/1.1\r\nConnection: close\r\n\r\n");
+    let page = String::from_utf8(reader.rest()).unwrap();
+    assert!(page.contains("critical  server  all 2 connections are in use"), "{page}");
     third.send("use a\r\n");
     second.expect_service();
     third.socket().set_nonblocking(true).unwrap();
@@ -129,6 +135,12 @@ fn accept_errors_of_one_connection_do_not_delay_the_next() {
         let log = daemon.stop();
         assert!(!log.contains("cannot accept"), "{error}: {log}");
     }
+    // Nor do any number of them, if calls succeed in between.
+    let Some(mut daemon) = start_with_fault("accept4:error=EPERM:when=1+2", &[]) else { return };
+    let address = daemon.address();
+    (0..260).for_each(|_| Client::connect(address).expect_service());
+    let log = daemon.stop();
+    assert!(!log.contains("cannot accept"), "{log}");
     // If every call fails, the server backs off.
     let Some(mut daemon) = start_with_fault("accept4:error=EPERM", &[]) else { return };
     let _client = connect(daemon.address());

@@ -109,6 +109,12 @@ fn a_service_manager_that_stops_reading_or_exits_delays_no_client() {
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
     while sender.send_to(b"in the way", &manager.name).is_ok() {}
+    // Without a watchdog, no later message has what was lost.
+    let (mut daemon, _) = start(&manager.name, &["-VV"], None);
+    daemon.wait_for_log("cannot notify the service manager: its socket is full");
+    manager.wait_for("READY=1");
+    daemon.stop();
+    while sender.send_to(b"in the way", &manager.name).is_ok() {}
     let (mut daemon, address) = start(&manager.name, &["-VV"], Some("2000"));
     daemon.wait_for_log("cannot notify the service manager: its socket is full");
     Client::connect(address).expect_service();
