@@ -140,7 +140,7 @@ impl Page for TubePage {
             }
             (Stage::Jobs { .. }, _) => {
                 let out = &mut Out { format: self.media_type, text };
-                return self.write_jobs(view, tube, out);
+                return self.write_jobs(view, out);
             }
         }
         false
@@ -165,7 +165,7 @@ fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_
 impl TubePage {
     /// Writes the next jobs, those above them before the first, and the end after the last. Returns whether the page
     /// is complete.
-    fn write_jobs(&mut self, view: &View<'_>, tube: Option<TubeKey>, out: &mut Out<'_>) -> bool {
+    fn write_jobs(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool {
         let Stage::Jobs { ids, next } = &self.stage else { return true };
         let (first, end) = (*next, ids.len().min(next + view.queue.limits.rows_per_page_slice));
         if first == 0 {
@@ -173,10 +173,7 @@ impl TubePage {
         }
         for (index, id) in (first..end).zip(&ids[first..end]) {
             let Some(key) = view.queue.find(*id) else { continue };
-            let job = ShownJob { job: &view.queue.jobs[key], view };
-            if Some(job.job.tube) == tube {
-                write_job(index, &job, out);
-            }
+            write_job(index, &ShownJob { job: &view.queue.jobs[key], view }, out);
         }
         let is_done = end == ids.len();
         if is_done {
