@@ -93,6 +93,8 @@ pub struct World {
     pub refusals: BTreeMap<usize, Failure>,
     /// The size of each node's database, and how much of it is in use.
     pub sizes: [[u64; 2]; NODES.len()],
+    /// Whether its version is one that is not supported any more.
+    pub is_outdated: bool,
     /// How long it takes each value that is read to come.
     pub ms_for_each_value: u64,
     sent: Vec<Kind>,
@@ -392,7 +394,7 @@ impl Node for Connection {
             let cluster_id = if world.is_stranger(node) { 2 } else { 1 };
             Ok(StatusResponse(PbStatusResponse {
                 header: Some(PbResponseHeader { cluster_id, ..Default::default() }),
-                version: "3.4.30".to_owned(),
+                version: if world.is_outdated { "3.3.27" } else { "3.4.30" }.to_owned(),
                 db_size,
                 db_size_in_use,
                 ..Default::default()

@@ -881,6 +881,28 @@ fn a_key_that_is_missing_is_named_before_anything_changes() {
 }
 
 #[test]
+fn a_server_that_does_not_fit_is_refused() {
+    const FORMAT: &str = "beanstalkd-binlog 1 file-size 8192\n";
+    let changes: [(fn(&mut World), &str); 2] = [
+        (
+            |world| world.store.overwrite("/jobs/format", FORMAT),
+            "the files of this binlog have 8192 bytes; start all its servers with -s 8192",
+        ),
+        (|world| world.is_outdated = true, "etcd 3.3.27 is older than 3.4"),
+    ];
+    for (change, reason) in changes {
+        let mut cluster = single();
+        cluster.settle();
+        cluster.kill(0);
+        cluster.forget();
+        change(&mut cluster.world());
+        cluster.start(0);
+        cluster.run(10_000);
+        assert_eq!(cluster.ends[0].1, reason);
+    }
+}
+
+#[test]
 fn rule_6_a_file_that_was_removed_from_between_others_does_not_come_back() {
     // A late twin of the transaction that has created the file.
     for late_ms in [100, LATE_MS] {

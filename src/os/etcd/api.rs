@@ -143,3 +143,27 @@ impl Failure {
         Failure { kind, text: text + &remedy }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_and_what_lasts_differ() {
+        for (code, text, kind) in [
+            (None, "connection refused", Kind::Passing),
+            (None, "invalid peer certificate: Expired", Kind::Lasting),
+            (None, "received fatal alert: BadCertificate", Kind::Lasting),
+            (Some(INVALID_ARGUMENT), "user name is empty", Kind::Lasting),
+            (Some(INVALID_ARGUMENT), "revision of auth store is old", Kind::Passing),
+            (Some(INVALID_ARGUMENT), "request is too large", Kind::TooLarge),
+            (Some(RESOURCE_EXHAUSTED), "trying to send message larger than max", Kind::TooLarge),
+            (Some(RESOURCE_EXHAUSTED), "mvcc: database space exceeded", Kind::NoSpace),
+            (Some(RESOURCE_EXHAUSTED), "too many requests", Kind::Passing),
+            (Some(NOT_FOUND), "requested lease not found", Kind::Lost),
+            (Some(PERMISSION_DENIED), "permission denied", Kind::Lasting),
+        ] {
+            assert_eq!(Failure::of_code(code, text.to_owned()).kind, kind, "{text}");
+        }
+    }
+}
