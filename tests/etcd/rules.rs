@@ -425,7 +425,7 @@ fn rule_6_a_damaged_file_is_set_aside_although_its_chunks_are_too_large_now() {
     cluster.store(0, &[b'x'; 250_000]);
     cluster.put_into_next_file(0, b"next");
     cluster.settle();
-    cluster.world().store.longest_value = 100_000;
+    cluster.world().store.longest_request = 100_000;
     cluster.set_oldest_aside(0);
     cluster.settle();
     assert_eq!(cluster.ends, []);
@@ -954,10 +954,10 @@ fn rule_6_the_newest_file_can_be_cut_and_removed() {
 #[test]
 fn rule_4_a_chunk_that_etcd_refuses_as_too_large_is_divided_as_far_as_is_useful() {
     let mut cluster = single();
-    cluster.world().store.longest_value = 200_000;
+    cluster.world().store.longest_request = 200_000;
     cluster.store(0, &[b'x'; 250_000]);
     assert_eq!(cluster.ends, []);
-    cluster.world().store.longest_value = 4_000;
+    cluster.world().store.longest_request = 4_000;
     cluster.put(0, &[b'x'; 250_000]);
     cluster.run_until_end(0);
     let (_, reason) = &cluster.ends[0];

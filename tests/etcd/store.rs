@@ -26,10 +26,10 @@ pub struct Store {
     pub has_no_space: bool,
     /// The TTL that is granted, if it is another one than was asked for.
     pub granted_ttl_secs: Option<i64>,
-    /// The most bytes in a value.
-    pub longest_value: usize,
     /// The most keys that a request has found.
     pub most_found: usize,
+    /// The most bytes in the values of a request.
+    pub longest_request: usize,
 }
 
 #[derive(Clone)]
@@ -49,8 +49,8 @@ impl Default for Store {
             last_lease: 100,
             has_no_space: false,
             granted_ttl_secs: None,
-            longest_value: 1_500_000,
             most_found: 0,
+            longest_request: 1_500_000,
         }
     }
 }
@@ -83,12 +83,14 @@ impl Store {
     }
 
     pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, Failure> {
+        let mut len = 0;
         for request in requests(txn) {
             if let PbTxnOpRequest::RequestPut(put) = request {
+                len += put.value.len();
                 if self.has_no_space {
                     return Err(no_space());
                 }
-                if put.value.len() > self.longest_value {
+                if len > self.longest_request {
                     return Err(failure(3, "request is too large"));
                 }
                 if put.lease != 0 && !self.leases.contains_key(&put.lease) {
