@@ -26,6 +26,8 @@ pub struct TubePage {
     stage: Stage,
     values: TubeStats,
     problems: Problems,
+    /// Whether a job was written. Those of the first slices may be gone.
+    has_jobs: bool,
 }
 
 enum Stage {
@@ -110,6 +112,7 @@ impl TubePage {
             stage: Stage::Scan(None),
             values: TubeStats::default(),
             problems: Problems::default(),
+            has_jobs: false,
         }
     }
 }
@@ -173,7 +176,11 @@ impl TubePage {
         }
         for (index, id) in (first..end).zip(&ids[first..end]) {
             let Some(key) = view.queue.find(*id) else { continue };
-            write_job(index, &ShownJob { job: &view.queue.jobs[key], view }, out);
+            if index == 0 && out.format == MediaType::Json {
+                continue;
+            }
+            let separator = if std::mem::replace(&mut self.has_jobs, true) { ",\n" } else { "\n" };
+            write_job(index, separator, &ShownJob { job: &view.queue.jobs[key], view }, out);
         }
         let is_done = end == ids.len();
         if is_done {
@@ -220,10 +227,7 @@ impl TubePage {
 }
 
 /// Writes a job. The first one is the oldest ready one, which JSON has among the values already.
-fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
-    if index == 0 && out.format == MediaType::Json {
-        return;
-    }
+fn write_job(index: usize, separator: &str, job: &ShownJob<'_>, out: &mut Out<'_>) {
     let state = job.job.state.shown().name();
     let (id, label) = if index == 0 { (" id=oldest", "oldest") } else { ("", state) };
     let (note, members) = match (job.why(), job.holder()) {
@@ -241,7 +245,7 @@ fn write_job(index: usize, job: &ShownJob<'_>, out: &mut Out<'_>) {
     out.each(
         format_args!("<tr{id}><th scope=row>{label}<td>{note}"),
         format_args!("{label:8}"),
-        format_args!("{}{{\"state\":\"{state}\",", out.separator()),
+        format_args!("{separator}{{\"state\":\"{state}\","),
     );
     out.cells(&job_columns(), job);
     let gap = if note.is_empty() { "" } else { " " };
