@@ -463,23 +463,6 @@ fn the_reply_to_a_flush_is_sent_to_no_other_client() {
     assert_eq!(driver.take_text(other), "");
 }
 
-/// A flush between two steps deletes the jobs of a batch, which waits for another one then.
-#[test]
-fn a_batch_whose_jobs_are_flushed_waits() {
-    let mut driver = server_in_small_steps();
-    let [worker, other] = driver.clients();
-    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(3));
-    driver.receive(worker, "reserve-batch 10 60\r\n");
-    driver.iterate();
-    assert_eq!(driver.facts().reserved, 1);
-    let reply = driver.ask(other, "flush-tube default\r\n");
-    driver.advance(Nanos::from_millis(1));
-    assert_eq!(reply + &driver.take_text(other), "FLUSHED 3\r\n");
-    assert_eq!(driver.take_text(worker), "");
-    driver.ask(other, "put 0 0 9 1\r\nx\r\n");
-    assert_eq!(driver.take_text(worker), "RESERVED_BATCH 1\r\nRESERVED 4 1\r\nx\r\n");
-}
-
 /// A worker whose job is flushed while its body is read waits as long as before.
 #[test]
 fn a_worker_whose_job_is_flushed_keeps_its_place() {

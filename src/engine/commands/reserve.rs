@@ -167,9 +167,6 @@ pub fn fill_batch_step(
 ) -> Answer {
     // Since the previous step a TTR may have run out, and a flush may have deleted a job.
     batch.retain(&s.queue.jobs, |job, id| s.queue.is_held(&c.client, job, id));
-    if batch.is_empty() {
-        return c.later(Steps::Reserve(reserve));
-    }
     let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
