@@ -181,7 +181,7 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     let mut directory = Directory::lock(path)?;
     let membership = Membership::join(etcd, Duty::Read)?;
     let mut disk = membership.disk();
-    let part = path.join("unfinished");
+    let part = path.join("binlog.unfinished");
     let copied = check_empty(&mut directory).and_then(|()| {
         let files = measure(&mut *disk)?;
         // That of an export that was killed.
@@ -189,13 +189,17 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         let opened = fs::create_dir(&part).and_then(|()| Directory::open_unlocked(&part));
         let cannot = |what| move |error| BinlogError::new(Step::Write, what, error);
         let mut to = opened.map_err(cannot("cannot make a directory there"))?;
-        copy(&mut *disk, &files, &mut to, |_| Ok(()))?;
-        directory.take_all(&mut to).map_err(cannot("cannot move the files"))?;
-        directory.begin_sync(&[], true, false);
-        directory.finished_sync(true).unwrap_or(Ok(()))?;
-        Ok(report_copy(&files, path.display()))
+        let moved = copy(&mut *disk, &files, &mut to, |_| Ok(())).and_then(|()| {
+            directory.take_all(&mut to).map_err(cannot("cannot move the files"))?;
+            directory.begin_sync(&[], true, false);
+            directory.finished_sync(true).unwrap_or(Ok(()))
+        });
+        let _ = fs::remove_dir_all(part);
+        if moved.is_err() {
+            files.iter().for_each(|&(number, _)| _ = directory.remove(number));
+        }
+        moved.map(|()| report_copy(&files, path.display()))
     });
-    let _ = fs::remove_dir_all(part);
     copied.map_err(cannot_copy(&etcd.url, path.display()))
 }
 

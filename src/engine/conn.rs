@@ -39,11 +39,11 @@ use std::rc::Rc;
 pub struct Conn {
     /// Its part in the rules.
     pub client: Client,
-    /// The address and the port of the client; `None` on a Unix socket.
+    /// The address and port of the client; `None` on a Unix socket.
     pub address: Option<(Ipv6Addr, u16)>,
     pub opened_at: Nanos,
     pub doing: Doing,
-    /// Bytes that have arrived and are not used yet.
+    /// Bytes that have arrived, not used yet.
     pub input: Input,
     /// Bytes for the client.
     pub output: Output,
@@ -56,11 +56,11 @@ pub struct Conn {
     pub input_ended: bool,
     /// The last put had a body of at least [`Conn::WORTH_TWO_READS`] bytes.
     pub sends_large_bodies: bool,
-    /// The connection is in [`Store::dirty`].
+    /// It is in [`Store::dirty`].
     is_dirty: bool,
-    /// The connection is in [`Store::held_back`].
+    /// It is in [`Store::held_back`].
     pub is_held_back: bool,
-    /// The number of bytes at the front of the input that have no end of a line.
+    /// So many bytes at the front of the input have no end of a line.
     searched: u16,
     /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
     /// client has taken some since.
@@ -91,20 +91,19 @@ pub enum Doing {
     Steps(Steps),
 
     // ---- Something to wait for ----
-    /// A list of more than 1,024 tubes, which is shared by several connections.
+    /// A list of more than 1,024 tubes, which connections share.
     ListTubes,
     /// A job.
     Wait(Reserve),
     /// A reply whose bodies wait for memory or for the disk.
     Bodies(Box<WantedBodies>),
-    /// A look at other connections, which the server does in the same visit.
+    /// A look at other connections, which follows in the same visit.
     Report(Box<Report>),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flush,
-    /// Nothing: the connection is closed when its output is sent.
+    /// Nothing: it is closed when its output is sent.
     Closing,
-    /// Nothing: the connection is closed, and gives back its jobs and watches: [`Queue::disconnect`] has returned
-    /// this.
+    /// Nothing: it is closed, and gives back its watches and these jobs: [`Queue::disconnect`].
     Leaving(Vec<JobKey>),
 }
 
@@ -220,7 +219,7 @@ impl Conn {
         self.client.key.id()
     }
 
-    /// Returns the activity of the connection.
+    /// Returns its activity.
     pub fn activity(&self) -> Activity {
         if matches!(self.doing, Doing::Closing | Doing::Leaving(_)) {
             Activity::Closing
@@ -237,19 +236,18 @@ impl Conn {
 
     // ---- What the loop asks ----
 
-    /// Returns whether commands of the connection can run.
+    /// Returns whether its commands can run.
     pub fn can_run(&self, s: &Store) -> bool {
         let may_add = self.output.is_empty() || self.output.len() < s.output_limit();
         may_add && self.doing.is_runnable()
     }
 
-    /// Returns whether the connection should be read from.
+    /// Returns whether it should be read from.
     pub fn can_read(&self, s: &Store) -> bool {
         !self.has_backlog && !self.input_ended && self.can_run(s)
     }
 
-    /// Returns whether the connection can be closed: it has no more input, no command and no
-    /// output.
+    /// Returns whether it can be closed: it has no more input, no command and no output.
     pub fn is_finished(&self) -> bool {
         let has_ended = self.input_ended && !self.has_backlog && self.doing.is_runnable();
         (has_ended || matches!(self.doing, Doing::Closing)) && self.output.is_empty()
@@ -409,7 +407,10 @@ impl Conn {
             Steps::DeleteBatch(batch) => change::delete_batch_step(self, s, batch),
             Steps::TouchAll(touch) => change::touch_all_step(self, s, touch),
             Steps::Select { scan, shows_bodies } => pages::select_step(self, s, scan, shows_bodies),
-            Steps::ListClients(page) => pages::report(self, Report::Clients(page)),
+            Steps::ListClients(page) => {
+                s.waiting_bytes -= page.lines.capacity();
+                pages::report(self, Report::Clients(page))
+            }
             Steps::ListWatched(text, next) => show::list_watched_step(self, s, text, next),
         }
     }
@@ -588,7 +589,7 @@ impl Conn {
         false
     }
 
-    /// Returns the slot's next bytes, at most `limit`, to which the loop may read a large body.
+    /// Returns the slot's next bytes, at most `limit`, for the loop to read a large body.
     /// Returns `None` if no large body is arriving, or if the connection must not be read.
     pub fn body_space<'s>(&self, s: &'s mut Store, limit: usize) -> Option<&'s mut [u8]> {
         let Doing::LargeBody(large) = &self.doing else { return None };
@@ -600,7 +601,7 @@ impl Conn {
         Some(s.queue.bodies.bytes_mut(body, *filled, end))
     }
 
-    /// Accepts `count` bytes that were read into the slice that [`Conn::body_space`] returned.
+    /// Accepts `count` bytes that were read into the slice of [`Conn::body_space`].
     pub fn receive_body(&mut self, s: &mut Store, count: usize) {
         s.begin_command();
         let answer = put::advance(self, s, count);
@@ -737,8 +738,8 @@ impl Conn {
         }
     }
 
-    /// Returns the memory of its input, of its output and of the list of bodies that it waits for or the page of clients
-    /// that it makes, and the large bodies that the connection refers to, for the check of their sums.
+    /// Returns the memory of its input, of its output and of the bodies or clients that it lists, and the large bodies
+    /// that the connection refers to, for the check of their sums.
     pub fn check_parts(&self) -> ([usize; 3], impl Iterator<Item = &Body>) {
         let large =
             if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };

@@ -198,8 +198,7 @@ impl Store {
     /// Returns whether no connection is served because too many changes wait for a remote disk.
     /// Timers and deadlines still have their effects.
     pub fn is_congested(&self) -> bool {
-        // Only a remote disk has a progress.
-        self.progress.is_some() && self.queue.binlog.as_ref().is_some_and(Binlog::is_congested)
+        self.queue.binlog.as_ref().is_some_and(Binlog::is_congested)
     }
 
     /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find

@@ -824,6 +824,33 @@ fn the_oldest_file_is_missed() {
 }
 
 #[test]
+fn chunks_of_removed_files_go_although_an_answer_is_lost() {
+    for skipped in 0..5 {
+        let mut cluster = single();
+        for _ in 0..2 {
+            cluster.put_into_next_file(0, b"more");
+            cluster.settle();
+            cluster.store(0, b"more");
+        }
+        cluster.run(2_000);
+        let before = vec![Fault::none(); skipped];
+        // One of these deletes chunks, and the next file is removed before that is known.
+        cluster.script(0, Kind::Write, before.into_iter().chain([Fault::lost_answer()]));
+        cluster.remove(0, 0);
+        cluster.settle();
+        cluster.remove(0, 0);
+        cluster.settle();
+        cluster.run(5_000);
+        assert_eq!(
+            cluster.world().store.chunks(),
+            2,
+            "{skipped}: chunks of removed files are left"
+        );
+        restart(&mut cluster);
+    }
+}
+
+#[test]
 fn a_late_note_of_a_chunk_that_is_gone_since_is_no_loss() {
     let mut cluster = single();
     cluster.run(2_000);

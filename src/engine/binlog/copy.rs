@@ -8,7 +8,8 @@ use super::error::{BinlogError, Step};
 use super::history::{Event, History};
 use super::reader::Damage;
 use super::record::VERSION_LEN;
-use std::{io, iter};
+use std::io;
+use std::iter;
 
 const PIECE_LEN: usize = 1024 * 1024;
 

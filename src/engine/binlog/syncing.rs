@@ -190,8 +190,8 @@ impl Binlog {
 
     /// Returns whether too many changes wait for a remote disk: no more should be made until the next sync begins.
     pub fn is_congested(&self) -> bool {
-        let bytes = self.sync.unsynced_bytes + self.batch.len();
-        matches!(self.syncing, Syncing::Remote(_)) && bytes >= self.limits.congested_bytes
+        matches!(self.syncing, Syncing::Remote(_))
+            && self.sync.unsynced_bytes + self.batch.len() >= self.limits.congested_bytes
     }
 
     /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background

@@ -394,8 +394,10 @@ impl<S> Server<S> {
                 "the binlog has not stored a change for more than 1 s; replies wait, and the server \
                  reports that it is not ready"
             ),
-            (true, false) => warn!("the binlog stores changes again"),
-            (false, false) | (true, true) => {}
+            (true, false) if progress.ended > before.ended => {
+                warn!("the binlog stores changes again");
+            }
+            (true, false) | (false, false) | (true, true) => {}
         }
         if progress.ended > before.ended || (progress.has_overdue() && progress.now > before.now) {
             let mut held_back = std::mem::take(&mut s.held_back);

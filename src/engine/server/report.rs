@@ -40,7 +40,6 @@ impl<S> Server<S> {
                     .map_err(Word::from)
             }
             Report::Clients(mut page) => {
-                self.store.waiting_bytes -= page.lines.capacity();
                 let answer = self.list_clients(&mut page);
                 if matches!(answer, Ok(Reply::Later)) {
                     self.store.waiting_bytes += page.lines.capacity();

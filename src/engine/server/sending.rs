@@ -102,7 +102,7 @@ impl<S: Read + Write> Server<S> {
             let waits = !has_reply && link.has_more(s);
             let since = &mut link.conn.client.unsent_since;
             if waits {
-                *since = progress.now.min(*since);
+                *since = s.queue.now.min(*since);
             }
             let closes = waits && progress.is_overdue(*since);
             if closes {

@@ -115,11 +115,13 @@ impl Log {
         let noted = last.first().map(|pair| parse_last(pair.value()));
         let (noted, noted_lowest) = noted.unwrap_or((0, ChunkNumber::MAX));
         (self.noted.0, self.lowest) = (noted, self.last_of(&lowest)?);
-        if self.lowest > noted_lowest {
+        self.note_files(&files)?;
+        // A server of an earlier version does not note what it deletes, until all chunks before the first file are gone.
+        let is_first = self.files.values().next().is_none_or(|file| self.lowest >= file.first);
+        if self.lowest > noted_lowest && is_first {
             let key = self.member.keys.chunk(noted_lowest);
             return Err(Failure::lasting(self.member.keys.missing(&key)));
         }
-        self.note_files(&files)?;
         let newest = self.files.values().next_back().map_or(0, |file| file.first);
         let end = if with_newest { ChunkNumber::MAX } else { newest };
         self.cache.retain(|_, (file, _)| file.end != ChunkNumber::MAX);
@@ -450,9 +452,8 @@ impl Log {
     async fn note(&mut self, lowest: ChunkNumber, mut then: Vec<TxnOp>) -> Result<(), Failure> {
         let (last, keys) = (self.last_chunk(), &self.member.keys);
         then.push(TxnOp::put(keys.last(), last_value(last, lowest), None));
-        // A delayed twin must not note a chunk that is gone since. An earlier try may have succeeded.
-        let when = vec![exists(keys.chunk(self.lowest))];
-        self.is_made(when, then).await?;
+        // A delayed twin must not note a chunk that is gone since.
+        self.transact(vec![exists(keys.chunk(lowest))], then).await?;
         (self.lowest, self.noted) = (lowest, (last, self.member.shared.now()));
         Ok(())
     }
