@@ -1,12 +1,14 @@
 //! The real etcd: the requests of [`super::api`] by the crate `etcd-client`.
 
 use super::api::{Answer, Etcd, Failure, NOT_FOUND, Node};
-use super::nodes::read_tls;
 use crate::os::membership::TlsFiles;
 use etcd_client::{
-    Client, ConnectOptions, Error, EventType, LeaseGrantResponse, StatusResponse, Txn, TxnResponse,
-    WatchOptions,
+    Certificate, Client, ConnectOptions, Error, EventType, Identity, LeaseGrantResponse,
+    StatusResponse, TlsOptions, Txn, TxnResponse, WatchOptions,
 };
+use std::fmt;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A page of the log has at most 512 chunks of 256 KiB.
@@ -78,6 +80,25 @@ impl Node for Client {
 }
 
 /// The text has the causes too.
+/// Reads the files for TLS.
+pub fn read_tls(files: &TlsFiles) -> Result<TlsOptions, String> {
+    let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
+    let tls = TlsOptions::new().ca_certificate(authorities);
+    let Some((certificate, key)) = &files.identity else { return Ok(tls) };
+    let certificate = read_pem(certificate, "CERTIFICATE")?;
+    Ok(tls.identity(Identity::from_pem(certificate, read_pem(key, "PRIVATE KEY")?)))
+}
+
+/// Reads a file in PEM format with a block of this kind.
+fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
+    let wrong = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
+    let text = fs::read(path).map_err(|error| wrong(&error))?;
+    let has_kind = String::from_utf8_lossy(&text)
+        .lines()
+        .any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
+    if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let (code, mut text, mut cause) = if let Error::GRpcStatus(status) = &error {

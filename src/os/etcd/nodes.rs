@@ -4,17 +4,11 @@
 //! caller must be able to send it again.
 
 use super::api::{Answer, Etcd, Failure, Kind, Node, PASSWORD, USER, outcome};
-use super::client::Login;
-use crate::os::membership::{EtcdOptions, TlsFiles};
-use etcd_client::{
-    Certificate, ConnectOptions, GetOptions, Identity, KeyValue, ResponseHeader, TlsOptions, Txn,
-    TxnOp,
-};
+use super::client::{Login, read_tls};
+use crate::os::membership::EtcdOptions;
+use etcd_client::{ConnectOptions, GetOptions, KeyValue, ResponseHeader, Txn, TxnOp};
 use std::collections::BTreeMap;
 use std::env;
-use std::fmt;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -261,23 +255,4 @@ pub async fn ask_each<T>(
 async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, Failure> {
     let late = |_| Failure { kind: Kind::Passing, text: format!("no answer in {most:?}") };
     timeout(most, answer).await.map_err(late)?
-}
-
-/// Reads the files for TLS.
-pub fn read_tls(files: &TlsFiles) -> Result<TlsOptions, String> {
-    let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
-    let tls = TlsOptions::new().ca_certificate(authorities);
-    let Some((certificate, key)) = &files.identity else { return Ok(tls) };
-    let certificate = read_pem(certificate, "CERTIFICATE")?;
-    Ok(tls.identity(Identity::from_pem(certificate, read_pem(key, "PRIVATE KEY")?)))
-}
-
-/// Reads a file in PEM format with a block of this kind.
-fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
-    let wrong = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
-    let text = fs::read(path).map_err(|error| wrong(&error))?;
-    let has_kind = String::from_utf8_lossy(&text)
-        .lines()
-        .any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
-    if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
 }
