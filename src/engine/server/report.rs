@@ -4,7 +4,9 @@
 //! of many clients is made in steps.
 
 use super::{Server, link_of};
-use crate::engine::commands::pages::{ClientPage, Report};
+use crate::engine::commands::pages::{
+    CONNECTIONS_PER_STEP, ClientPage, Report, WORK_PER_CLIENT, WORK_PER_LOOK,
+};
 use crate::engine::conn::{Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
@@ -13,12 +15,6 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::job::Holder;
 use crate::engine::store::Store;
 
-/// A step looks at this many connections, and takes less than 0.1 ms.
-const CONNECTIONS_PER_STEP: usize = 64;
-/// So many connections are looked at in a unit of work.
-const CONNECTIONS_PER_WORK: usize = 2;
-/// Units of work to write the line of a client.
-const WORK_PER_CLIENT: usize = 4;
 /// The maximum length of the lines before those of clients, in bytes.
 const HEAD_MAX: usize = 64;
 
@@ -57,7 +53,7 @@ impl<S> Server<S> {
     /// Looks at the next connections of a page.
     fn list_clients(&mut self, page: &mut ClientPage) -> Answer {
         let Server { links, store: s, .. } = self;
-        s.queue.work.spend(CONNECTIONS_PER_STEP / CONNECTIONS_PER_WORK);
+        s.queue.work.spend(WORK_PER_LOOK);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
             return Err(Word::NotFound);
