@@ -76,23 +76,20 @@ pub fn required() -> Headroom {
     REQUIRED.get()
 }
 
-/// Lets so many more allocations of this thread succeed that must leave a part of the headroom, and refuses all
-/// others, as if the system had no memory: tests cannot exhaust that.
+/// Of the next allocations of this thread that must leave a part of the headroom, lets `count` succeed and refuses
+/// the others, as if the system had no memory: tests cannot exhaust that.
 pub fn refuse_after(count: usize) {
     LEFT.set(count);
 }
 
-/// Returns whether the present allocation is refused because of [`refuse_after`].
+/// Counts such an allocation. Returns whether it is refused.
 pub fn is_refused() -> bool {
-    let left = LEFT.get();
-    let must_leave = required() != Headroom::None;
-    if must_leave && left > 0 {
-        LEFT.set(left - 1);
-    }
-    must_leave && left == 0
+    let is_refused = are_refused();
+    LEFT.set(LEFT.get().saturating_sub(1));
+    is_refused
 }
 
-/// Returns whether all such allocations are refused.
+/// Returns whether all of them are refused.
 pub fn are_refused() -> bool {
     LEFT.get() == 0
 }

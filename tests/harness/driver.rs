@@ -694,8 +694,8 @@ impl Driver {
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
     }
 
-    /// Refuses memory after so many allocations of what may be refused, until this is called again. Only tests with
-    /// the allocator of the program can.
+    /// Of the next allocations that may be refused, lets `count` succeed and refuses the others, until this is called
+    /// again. Only tests with the allocator of the program can.
     pub fn refuse_memory_after(count: usize) {
         refuse_after(count);
     }

@@ -542,7 +542,7 @@ fn to_u32(number: usize) -> u32 {
 }
 
 /// Returns the error of a collection that cannot have more entries.
-pub fn capacity_overflow() -> Result<(), TryReserveError> {
+fn capacity_overflow() -> Result<(), TryReserveError> {
     Vec::<u8>::new().try_reserve(usize::MAX)
 }
 

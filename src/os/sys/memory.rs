@@ -130,8 +130,8 @@ impl MemoryReserve {
     /// may refuse it.
     #[cold]
     fn is_refused(&self) -> bool {
-        headroom::is_refused()
-            || (headroom::required() != Headroom::None && !self.has(Headroom::Quarter))
+        headroom::required() != Headroom::None
+            && (headroom::is_refused() || !self.has(Headroom::Quarter))
     }
 
     #[cold]
