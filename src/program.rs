@@ -186,14 +186,7 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         let files = measure(&mut *disk)?;
         // That of an export that was killed.
         let _ = fs::remove_dir_all(&part);
-        let opened = fs::create_dir(&part).and_then(|()| Directory::open_unlocked(&part));
-        let cannot = |what| move |error| BinlogError::new(Step::Write, what, error);
-        let mut to = opened.map_err(cannot("cannot make a directory there"))?;
-        let moved = copy(&mut *disk, &files, &mut to, |_| Ok(())).and_then(|()| {
-            directory.take_all(&mut to).map_err(cannot("cannot move the files"))?;
-            directory.begin_sync(&[], true, false);
-            directory.finished_sync(true).unwrap_or(Ok(()))
-        });
+        let moved = copy_through(&part, &mut *disk, &files, &mut directory);
         let _ = fs::remove_dir_all(part);
         if moved.is_err() {
             files.iter().for_each(|&(number, _)| _ = directory.remove(number));
@@ -201,6 +194,22 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         moved.map(|()| report_copy(&files, path.display()))
     });
     copied.map_err(cannot_copy(&etcd.url, path.display()))
+}
+
+/// Copies files to a new directory, and moves them from there once all are synced.
+fn copy_through(
+    part: &Path,
+    disk: &mut dyn Disk,
+    files: &[(FileNumber, u64)],
+    directory: &mut Directory,
+) -> Result<(), BinlogError> {
+    let cannot = |what| move |error| BinlogError::new(Step::Write, what, error);
+    let opened = fs::create_dir(part).and_then(|()| Directory::open_unlocked(part));
+    let mut to = opened.map_err(cannot("cannot make a directory there"))?;
+    copy(disk, files, &mut to, |_| Ok(()))?;
+    directory.take_all(&mut to).map_err(cannot("cannot move the files"))?;
+    directory.begin_sync(&[], true, false);
+    directory.finished_sync(true).unwrap_or(Ok(()))
 }
 
 fn cannot_copy(from: impl Display, to: impl Display) -> impl Fn(BinlogError) -> Failure {
