@@ -47,6 +47,15 @@ fn fail_over(cluster: &mut Cluster) -> u64 {
     took_ms
 }
 
+/// Starts the only server, which ends because this key is missing, and serves nothing.
+fn start_without(cluster: &mut Cluster, key: &str) {
+    cluster.start(0);
+    cluster.run(10_000);
+    assert_eq!(cluster.leader(), None, "it serves without {key}: {:?}", cluster.found());
+    let (_, reason) = &cluster.ends[0];
+    assert!(reason.starts_with(&format!("{key} is missing or damaged; ")), "{reason}");
+}
+
 /// Every fault of a request that changes something.
 fn faults() -> Vec<(&'static str, Vec<Fault>)> {
     vec![
@@ -757,12 +766,8 @@ fn a_missing_chunk_is_a_gap() {
             None => cluster.world().store.remove(&key),
         }
         let chunks = cluster.world().store.chunks();
-        cluster.start(0);
-        cluster.run(10_000);
-        assert_eq!(cluster.leader(), None, "it serves without a record: {:?}", cluster.found());
+        start_without(&mut cluster, &key);
         assert_eq!(cluster.world().store.chunks(), chunks, "it has changed the others");
-        let (_, reason) = &cluster.ends[0];
-        assert!(reason.starts_with(&format!("{key} is missing or damaged; ")), "{reason}");
     }
 }
 
@@ -788,15 +793,13 @@ fn the_last_chunk_and_the_newest_file_are_missed_a_second_after_they_were_stored
         cluster.kill(0);
         cluster.forget();
         keys.iter().for_each(|key| cluster.world().store.remove(key));
-        cluster.start(0);
+        let missing = "/jobs/log/0000000000000003";
+        start_without(&mut cluster, missing);
         cluster.start_reader();
         cluster.run(10_000);
-        assert_eq!(cluster.leader(), None, "it serves without {keys:?}: {:?}", cluster.found());
-        let missing = "/jobs/log/0000000000000003 is missing or damaged; ";
-        let (_, reason) = &cluster.ends[0];
-        assert!(reason.starts_with(missing), "{reason}");
+        let missing = format!("{missing} is missing or damaged; ");
         let read = cluster.server(1).dumped().expect("it has an end");
-        assert!(read.is_err_and(|error| error.to_string().starts_with(missing)), "{keys:?}");
+        assert!(read.is_err_and(|error| error.to_string().starts_with(&missing)), "{keys:?}");
     }
 }
 
@@ -815,11 +818,7 @@ fn the_oldest_file_is_missed() {
         cluster.forget();
         let keys = [format!("/jobs/file/{oldest:08x}"), format!("/jobs/log/{oldest:016x}")];
         keys.iter().for_each(|key| cluster.world().store.remove(key));
-        cluster.start(0);
-        cluster.run(10_000);
-        assert_eq!(cluster.leader(), None, "it serves without {keys:?}: {:?}", cluster.found());
-        let (_, reason) = &cluster.ends[0];
-        assert!(reason.starts_with(&format!("{} is missing or damaged; ", keys[1])), "{reason}");
+        start_without(&mut cluster, &keys[1]);
     }
 }
 
@@ -877,11 +876,7 @@ fn a_chunk_in_the_place_of_another_one_is_damage() {
         cluster.forget();
         let key = |chunk| format!("/jobs/log/{chunk:016x}");
         cluster.world().store.copy(&key(from), &key(to));
-        cluster.start(0);
-        cluster.run(10_000);
-        assert_eq!(cluster.leader(), None, "{from} at {to}: it serves {:?}", cluster.found());
-        let (_, reason) = &cluster.ends[0];
-        assert!(reason.starts_with(&format!("{} is missing or damaged; ", key(to))), "{reason}");
+        start_without(&mut cluster, &key(to));
     }
 }
 
@@ -898,19 +893,16 @@ fn a_key_that_is_missing_is_named_before_anything_changes() {
             cluster.kill(0);
             cluster.forget();
             cluster.world().store.remove(&key);
-            cluster.start(0);
-            cluster.run(10_000);
-            assert_eq!(cluster.leader(), None, "{key}: it serves {:?}", cluster.found());
-            let (_, reason) = &cluster.ends[0];
-            assert!(reason.starts_with(&format!("{key} is missing or damaged; ")), "{reason}");
+            start_without(&mut cluster, &key);
         }
     }
 }
 
 #[test]
 fn a_server_that_does_not_fit_is_refused() {
+    type Change = fn(&mut World);
     const FORMAT: &str = "beanstalkd-binlog 1 file-size 8192\n";
-    let changes: [(fn(&mut World), &str); 2] = [
+    let changes: [(Change, &str); 2] = [
         (
             |world| world.store.overwrite("/jobs/format", FORMAT),
             "the files of this binlog have 8192 bytes; start all its servers with -s 8192",
