@@ -977,7 +977,7 @@ fn without_a_reply_the_exit_code_is_3() {
     let put = format!("head -c 64M /dev/zero | \"$0\" -s {place} --timeout 1 put default");
     let put = command("sh", ["-c", &put, env!("CARGO_BIN_EXE_beanstalkctl")]);
     assert_eq!(process::run_command(put).status.code(), Some(3));
-    // A body that is longer than the reply says.
+    // A body that is longer than its reply gives.
     let place = fake(|_| "OK 1\r\nabc".into());
     assert_eq!(run(&format!("-s {place} tubes")).code, 3);
     let place = fake(|_| "HTTP/1.1 400 Bad Request\r\n".into());

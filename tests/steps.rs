@@ -353,7 +353,7 @@ fn each_command_survives_each_refused_allocation() {
                 let deleted = lines + deleted.iter().flatten().sum::<u64>();
                 assert_eq!(sum(facts), sum(before) + inserted - deleted, "{what}");
             }
-            // The server goes on.
+            // The server still works.
             driver.end(worker, End::HangUp);
             let client = driver.connect();
             let put = "put-in-tube other 0 0 9 1\r\nz\r\n";

@@ -60,7 +60,7 @@ pub struct Conn {
     is_dirty: bool,
     /// It is in [`Store::held_back`].
     pub is_held_back: bool,
-    /// So many bytes at the front of the input have no end of a line.
+    /// The front of the input with this length has no end of a line.
     searched: u16,
     /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
     /// client has taken some since.
