@@ -14,12 +14,12 @@ use super::commands::change::DeleteBatch;
 use super::commands::pages::{ClientPage, Report};
 use super::commands::put::{self, LargePut, Put};
 use super::commands::reserve::{self, Reserve};
-use super::commands::{change, find, longest_line, pages, reject, run_line, show};
+use super::commands::{change, line, pages, show};
 use super::keys::{JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
 use super::protocol::output::Output;
-use super::protocol::parse::{LineTail, TAGGED_LINE_MAX};
+use super::protocol::parse::LineTail;
 use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
 use super::queue::body::{Body, LARGE};
 use super::queue::browse::SelectionScan;
@@ -30,7 +30,7 @@ use super::queue::touch::TouchAll;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
 use super::store::Store;
-use super::text::{self, CR_LF};
+use super::text::CR_LF;
 use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -61,7 +61,7 @@ pub struct Conn {
     /// It is in [`Store::held_back`].
     pub is_held_back: bool,
     /// The front of the input with this length has no end of a line.
-    searched: u16,
+    pub searched: u16,
     /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
     /// client has taken some since.
     unread: u32,
@@ -353,7 +353,7 @@ impl Conn {
     /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them.
     fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
         match &mut self.doing {
-            Doing::Line => self.next_line(s, input),
+            Doing::Line => line::run_next(self, s, input),
             Doing::Body(put) if put.full_len as usize >= LARGE => Some(put::begin_body(self, s)),
             Doing::Body(put) => {
                 let (body, rest) = input.split_at_checked(put.full_len as usize)?;
@@ -370,7 +370,7 @@ impl Conn {
             }
             Doing::SkipLine(tail) => {
                 let tail = *tail;
-                self.skip_line(tail, input)
+                line::skip_line(self, tail, input)
             }
             Doing::SkipBody(left, word) => {
                 let dropped = input.len().min(*left);
@@ -609,46 +609,6 @@ impl Conn {
         s.end_command();
     }
 
-    fn next_line(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
-        let command = find(input);
-        let line_max = longest_line(command);
-        let window = &input[..input.len().min(line_max)];
-        // The last byte that was searched may be the CR.
-        let from = usize::from(std::mem::take(&mut self.searched)).saturating_sub(1);
-        if let Some(length) = find_line_end(&window[from..]) {
-            let (line, rest) = input.split_at(from + length);
-            *input = &rest[CR_LF.len()..];
-            return Some(run_line(self, s, command, line));
-        }
-        if window.len() < line_max {
-            if window.len() >= TAGGED_LINE_MAX && s.is_crowded() {
-                return self.skip_line(None, input);
-            }
-            self.searched = u16::try_from(window.len()).expect("a line has at most 21,015 bytes");
-            return None;
-        }
-        self.skip_line(Some(LineTail::default()), input)
-    }
-
-    /// Drops a line up to its end. `tail` is the tail of the bytes that were dropped, unless there is no memory
-    /// for the line.
-    fn skip_line(&mut self, mut tail: Option<LineTail>, input: &mut &[u8]) -> Option<Answer> {
-        let end = find_line_end(input);
-        // A CR at the end may be the first half of the line's end.
-        let len = end.unwrap_or(input.len() - usize::from(input.ends_with(b"\r")));
-        if let Some(tail) = &mut tail {
-            tail.add(&input[..len]);
-        }
-        *input = &input[len..];
-        if end.is_none() {
-            self.doing = Doing::SkipLine(tail);
-            return None;
-        }
-        *input = &input[CR_LF.len()..];
-        self.doing = Doing::Line;
-        Some(tail.map_or(Err(Word::OutOfMemory), |tail| reject(self, tail, Word::BadFormat)))
-    }
-
     // ---- Checking ----
 
     /// Checks that the buffered input is an incomplete line or body, unless the connection has a
@@ -670,9 +630,7 @@ impl Conn {
             // Its input may have been dropped for lack of memory.
             Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
-            Doing::Line => {
-                input.len() < longest_line(find(input)) && find_line_end(input).is_none()
-            }
+            Doing::Line => line::is_incomplete(input),
             Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
             Doing::LargeBody(large) => {
@@ -752,17 +710,5 @@ impl Conn {
         };
         let buffered = [self.input.capacity(), self.output.text_len(), waiting];
         (buffered, self.output.bodies().chain(large))
-    }
-}
-
-/// Returns the length of the first line, if its end is in `bytes`.
-fn find_line_end(bytes: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    loop {
-        let at = from + text::find_byte(b'\n', &bytes[from..])?;
-        if bytes[..at].ends_with(b"\r") {
-            return Some(at - 1);
-        }
-        from = at + 1;
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! | file | commands |
 //! |---|---|
+//! | [`line`] | none: it cuts lines out of what clients send, and finds their commands |
 //! | [`put`] | `put`, `put-in-tube` |
 //! | [`reserve`] | `reserve`, `reserve-with-timeout`, `reserve-batch`, `reserve-job` |
 //! | [`change`] | commands for jobs that exist, and for tubes |
@@ -14,6 +15,7 @@
 //! | [`pages`] | `list-jobs`, `peek-batch`, `list-clients` |
 
 pub mod change;
+pub mod line;
 pub mod pages;
 pub mod put;
 pub mod reserve;
@@ -24,13 +26,11 @@ use super::protocol::parse::Argument::{
     self, Anything, Bound, Ids, Name, OptionalTube, Pause, State, Tag, Tube,
 };
 use super::protocol::parse::{
-    Args, COUNT, ID, LINE_MAX, LineTail, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS, line_max,
+    Args, COUNT, ID, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS, line_max,
 };
-use super::protocol::reply::{Answer, Reply, Word};
+use super::protocol::reply::{Answer, Reply};
 use super::store::Store;
-use super::text::{self, CR_LF};
 use Counted::{InMetrics, InStats, Nowhere};
-use log::{debug, trace};
 
 /// Runs a command whose arguments are parsed.
 pub type Handler = fn(&mut Conn, &mut Store, &Args<'_>) -> Answer;
@@ -125,101 +125,6 @@ impl Command {
     }
 }
 
-/// The most commands that begin with the same letter. With more of them, the table below does not compile.
-const MOST_OF_A_LETTER: usize = 8;
-const LETTERS: usize = 26;
-
-/// The first eight bytes of the word of a command, and the mask of those that it has: a call to compare bytes would
-/// cost more than the rest of the search.
-#[derive(Clone, Copy)]
-struct Head {
-    number: usize,
-    value: u64,
-    mask: u64,
-}
-
-/// The commands of each letter. First those whose words end in a space, which are no prefix of another word: so a
-/// line is compared with `put ` first. Then the others, the last row first.
-static BY_LETTER: [[Option<Head>; MOST_OF_A_LETTER]; LETTERS] = {
-    let mut table = [[None; MOST_OF_A_LETTER]; LETTERS];
-    let mut lens = [0; LETTERS];
-    let mut step = 0;
-    while step < 2 * COMMANDS.len() {
-        let is_second_pass = step >= COMMANDS.len();
-        let number = if is_second_pass { 2 * COMMANDS.len() - 1 - step } else { step };
-        let word = COMMANDS[number].word.as_bytes();
-        if (word[word.len() - 1] == b' ') != is_second_pass {
-            let (mut value, mut mask, mut at) = (0, 0, 0);
-            while at < word.len() && at < 8 {
-                value |= (word[at] as u64) << (8 * at);
-                mask |= 0xff << (8 * at);
-                at += 1;
-            }
-            let letter = (word[0] - b'a') as usize;
-            table[letter][lens[letter]] = Some(Head { number, value, mask });
-            lens[letter] += 1;
-        }
-        step += 1;
-    }
-    table
-};
-
-/// Returns the number of the command at the start of these bytes, which may be a part of a line, or more than one.
-pub fn find(line: &[u8]) -> Option<usize> {
-    let letter = usize::from(line.first()?.wrapping_sub(b'a'));
-    let head = line.first_chunk().copied().unwrap_or_else(|| {
-        let mut head = [0; 8];
-        head[..line.len()].copy_from_slice(line);
-        head
-    });
-    let head = u64::from_le_bytes(head);
-    let mut commands = BY_LETTER.get(letter)?.iter().map_while(|head| *head);
-    let is_word = |&Head { number, value, mask }: &Head| {
-        head & mask == value
-            && (mask != u64::MAX || line.starts_with(COMMANDS[number].word.as_bytes()))
-    };
-    commands.find(is_word).map(|found| found.number)
-}
-
-/// Returns the maximum length of the line of a command with its CR LF, in bytes.
-pub fn longest_line(command: Option<usize>) -> usize {
-    command.map_or(LINE_MAX, |number| COMMANDS[number].line_max)
-}
-
-/// Runs the line, without its CR LF, of a command that was found at its start.
-pub fn run_line(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]) -> Answer {
-    trace!("connection {}: {}", c.id(), line.escape_ascii());
-    let Some(number) = command else {
-        let has_nul = text::find_byte(0, line).is_some();
-        let word = if has_nul { Word::BadFormat } else { Word::UnknownCommand };
-        return reject(c, line.into(), word);
-    };
-    let Command { word, arguments, run, .. } = &COMMANDS[number];
-    let Some(args) = Args::parse(arguments, &line[word.len()..]) else {
-        return reject(c, line.into(), Word::BadFormat);
-    };
-    let full_len = line.len() + CR_LF.len();
-    // Only the tags make the line of a put longer than others.
-    let is_long_put = full_len > LINE_MAX && arguments.last() == Some(&Tag);
-    if is_long_put && full_len > args.rest.tags_line_max() {
-        return reject(c, line.into(), Word::BadFormat);
-    }
-    s.commands[number] += 1;
-    run(c, s, &args)
-}
-
-/// Answers a line that is no command. Closes the connection after an HTTP request, so that its headers
-/// and body do not run as commands.
-#[cold]
-pub fn reject(c: &mut Conn, line: LineTail, word: Word) -> Answer {
-    if line.is_http() {
-        debug!("connection {}: received an HTTP request; closing after the reply", c.id());
-        c.close_after_write();
-        return Err(Word::UnknownCommand);
-    }
-    Err(word)
-}
-
 fn quit(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
     c.close_after_write();
     Ok(Reply::Later)
@@ -228,16 +133,6 @@ fn quit(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_word_finds_its_command() {
-        for (number, command) in COMMANDS.iter().enumerate() {
-            assert_eq!(find(command.word.as_bytes()), Some(number), "{}", command.word);
-        }
-        for line in ["", "put", "PUT 1", " put 1", "peek", "use\tx", "kick", "{", "@"] {
-            assert_eq!(find(line.as_bytes()), None, "{line}");
-        }
-    }
 
     #[test]
     fn commands_of_stats_come_first() {

@@ -101,11 +101,29 @@ pub const fn line_max(arguments: &[Argument]) -> usize {
 }
 
 impl<'a> Args<'a> {
+    const NONE: Args<'static> = Args { numbers: [0; 4], tube: "", state: None, rest: Rest(b"") };
+
+    /// Parses the numbers after the word of a command that needs nothing else, and returns the bytes behind them.
+    /// Returns `None` if it needs more, or if these are no such numbers.
+    #[inline]
+    pub fn of_numbers(kinds: &[Argument], bytes: &'a [u8]) -> Option<(Args<'a>, &'a [u8])> {
+        let (mut args, mut rest) = (Args::NONE, Rest(bytes));
+        let mut numbers = args.numbers.iter_mut();
+        // These may be nothing.
+        for kind in
+            kinds.iter().take_while(|kind| !matches!(kind, Argument::Tag | Argument::Anything))
+        {
+            let &Argument::Number { least, most } = kind else { return None };
+            *numbers.next()? = rest.number(least, most)?;
+        }
+        Some((args, rest.0))
+    }
+
     /// Parses the bytes after the word of a command. Returns `None` if they are not these arguments.
     #[inline]
     pub fn parse(kinds: &[Argument], line: &'a [u8]) -> Option<Args<'a>> {
         let mut rest = Rest(line);
-        let mut args = Args { numbers: [0; 4], tube: "", state: None, rest: Rest(b"") };
+        let mut args = Args::NONE;
         let mut numbers = args.numbers.iter_mut();
         for kind in kinds {
             let number = match kind {
@@ -397,6 +415,7 @@ impl From<&[u8]> for LineTail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::text::CR_LF;
     use Argument::{Anything, Bound, Name, Pause, Tag, Tube};
 
     const COUNT_AND_SECONDS: [Argument; 2] = [COUNT, OPTIONAL_SECONDS];
@@ -415,16 +434,25 @@ mod tests {
             (&COUNT_AND_SECONDS, "1000", [1000, 0, 0, 0], ""),
             (&COUNT_AND_SECONDS, "1 2147483647", [1, 2_147_483_647, 0, 0], ""),
             (&[SECONDS, Anything], "5 x", [5, 0, 0, 0], ""),
+            (&[SECONDS, Anything], "5", [5, 0, 0, 0], ""),
             (&[Pause], "a 5", [5, 0, 0, 0], "a"),
             (&[Pause], "-a 5", [5, 0, 0, 0], ""),
             (&[Name], &longest, [0; 4], &longest),
             (&[Name], "az09-+/;.$_()", [0; 4], "az09-+/;.$_()"),
             (&[Tube, ID], "  a 7", [7, 0, 0, 0], "a"),
         ];
+        let full_line = |line: &str| format!("{line}\r\n");
+        let mut in_one_pass = 0;
         for (kinds, line, numbers, tube) in good {
             let args = Args::parse(kinds, line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
             assert_eq!((args.numbers, args.tube), (*numbers, *tube), "{line}");
+            let line = full_line(line);
+            if let Some((args, b"\r\n")) = Args::of_numbers(kinds, line.as_bytes()) {
+                assert_eq!((args.numbers, args.tube), (*numbers, ""), "{line}");
+                in_one_pass += 1;
+            }
         }
+        assert_eq!(in_one_pass, 3, "lines whose arguments are numbers alone");
         let bad: &[(&[Argument], &str)] = &[
             (&put, "1 2 3"),
             (&put, "4294967296 2 3 4"),
@@ -454,6 +482,9 @@ mod tests {
         ];
         for (kinds, line) in bad {
             assert!(Args::parse(kinds, line.as_bytes()).is_none(), "{}", line.escape_debug());
+            let line = full_line(line);
+            let rest = Args::of_numbers(kinds, line.as_bytes()).map(|(_, rest)| rest);
+            assert_ne!(rest, Some(CR_LF), "{}", line.escape_debug());
         }
     }
 

@@ -228,6 +228,8 @@ impl<S> Server<S> {
 
     /// Begins an iteration: does due work, or a part of it that fits into the iteration. `next_due` is what
     /// [`Server::next_due`] has returned since the last one.
+    // A call costs less than what it would make the loop keep in memory: 70 instructions an operation.
+    #[inline(never)]
     pub fn begin(&mut self, now: Nanos, next_due: Nanos) {
         let s = &mut self.store;
         s.advance(now);
