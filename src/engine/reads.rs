@@ -384,6 +384,10 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
     wanted.grant = Some(s.queue.body_cache.read_bodies.grant(cold_bytes, copied_bytes, class));
     for index in 0..wanted.bodies.len() {
+        // The rest takes turns with the replies of others.
+        if !s.queue.work.is_left() {
+            break;
+        }
         if matches!(wanted.bodies[index].source, BodySource::Disk)
             && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
         {

@@ -642,6 +642,24 @@ fn bodies_in_the_page_cache_are_read_in_several_iterations() {
     server.check();
 }
 
+/// Each of these reads costs 2 us.
+#[test]
+fn a_batch_from_the_page_cache_takes_several_iterations() {
+    let mut server = Instance::start(&FakeDisk::default(), OPTIONS, START);
+    (0..1000).for_each(|_| _ = server.put_of(10));
+    let client = server.connect();
+    server.receive(client, "peek-batch default any 1000\r\n");
+    let mut iterations = 0;
+    while server.received(client).is_empty() {
+        server.iterate();
+        iterations += 1;
+        assert!(iterations < 100, "it rests");
+    }
+    assert!(iterations >= 3, "{iterations} iterations for 1,000 bodies");
+    assert!(server.take_text(client).starts_with("FOUND_BATCH 1000 "));
+    server.check();
+}
+
 /// Other replies of its class are tried next, and those of the other class do not wait.
 #[test]
 fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
