@@ -213,6 +213,7 @@ impl Flags {
 fn binlog_place(flags: &Flags) -> Result<Option<BinlogPlace>, String> {
     let for_etcd = ["lease-ttl", "etcd-quota", "etcd-ca", "etcd-cert", "etcd-key"];
     match flags.text("b") {
+        Some(path) if path.is_empty() => wrong("-b needs a directory"),
         Some(url) if etcd::is_url(&url) => {
             etcd::etcd_options(&url, flags).map(|etcd| Some(BinlogPlace::Etcd(etcd)))
         }
@@ -510,6 +511,7 @@ mod tests {
         assert_eq!(error_of(&["--help=1"]), "flag takes no argument: --help");
         assert_eq!(error_of(&["work"]), "unknown argument: work");
         assert_eq!(error_of(&["-l", "unix:"]), "-l unix: needs a path");
+        assert_eq!(error_of(&["-b", ""]), "-b needs a directory");
         for arguments in [
             ["-p", "65536"],
             ["-p", "-1"],
