@@ -377,9 +377,39 @@ fn a_delete_batch_of_1000_jobs_takes_steps() {
     server.driver.ask(client, "put 0 0 9 0 con:a\r\n\r\n".repeat(2000));
     let ids: String = (1..=1000).map(|id| format!(" {id}")).collect();
     server.driver.receive(client, format!("delete-batch{ids}\r\nlist-tube-used\r\n"));
-    server.until(3..=6, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
+    server.until(3..=12, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
     assert!(server.driver.take_text(client).starts_with("DELETED_BATCH 1000 0\r\n"));
     server.driver.check();
+}
+
+/// In each tube a job waits for the slot of each key. A worker gets its jobs when all of them were offered.
+#[test]
+fn slots_for_which_many_tubes_wait_are_offered_in_steps() {
+    const KEYS: usize = 40;
+    const TUBES: usize = 257;
+    for frees in ["delete-batch", "flush-tube held"] {
+        let mut server = Server::new();
+        let [producer, holder, worker] = server.driver.clients();
+        let put = |tube: &str, key| format!("put-in-tube {tube} 0 0 9000 0 con:{key}\r\n\r\n");
+        let put_all = |tube: &str| (0..KEYS).map(|key| put(tube, key)).collect::<String>();
+        server.driver.ask(producer, put_all("held"));
+        server.driver.ask(holder, format!("watch held\r\nreserve-batch {KEYS}\r\n"));
+        for tube in 0..TUBES {
+            server.driver.ask(producer, put_all(&format!("tube-{tube}")));
+        }
+        server.driver.ask(worker, format!("watch tube-{}\r\nignore default\r\n", TUBES - 1));
+        let is_delete = frees == "delete-batch";
+        let ids = (1..=KEYS).map(|id| format!(" {id}")).filter(|_| is_delete).collect::<String>();
+        server.driver.receive(holder, format!("{frees}{ids}\r\n"));
+        if is_delete {
+            let reply = server.reply(holder, "\r\n", 9..=60);
+            assert_eq!(reply, format!("DELETED_BATCH {KEYS} 0\r\n"));
+        }
+        server.driver.receive(worker, format!("reserve-batch {KEYS}\r\n"));
+        let reply = server.reply(worker, "\r\n\r\n", if is_delete { 1..=3 } else { 9..=60 });
+        assert!(reply.starts_with(&format!("RESERVED_BATCH {KEYS}\r\n")), "{frees}: {reply}");
+        server.driver.check();
+    }
 }
 
 #[test]

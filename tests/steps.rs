@@ -56,6 +56,29 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     driver.check();
 }
 
+/// One step offers the job of one tube.
+#[test]
+fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {
+    let limits = Limits { offers_per_step: 1, ..Limits::DEFAULT };
+    for batch in [false, true] {
+        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+        let [holder, worker] = driver.clients();
+        driver.ask(holder, "put 0 0 9 0 con:k\r\n\r\nreserve\r\n");
+        for (pri, tube) in (1..).zip(["a", "b", "c", "d"]) {
+            driver.ask(holder, format!("put-in-tube {tube} {pri} 0 9 0 con:k\r\n\r\n"));
+        }
+        driver.ask(worker, "watch d\r\nput 9 0 9 0\r\n\r\n");
+        driver.receive(holder, "delete 1\r\n");
+        let (reserve, reply) = if batch {
+            ("reserve-batch 1\r\n", "RESERVED_BATCH 1\r\nRESERVED 5 0\r\n\r\n")
+        } else {
+            ("reserve-with-timeout 0\r\n", "RESERVED 5 0\r\n\r\n")
+        };
+        assert_eq!(driver.ask(worker, reserve), reply);
+        driver.check();
+    }
+}
+
 /// Nothing else would make them run: the client waits until all of its commands are taken.
 #[test]
 fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {

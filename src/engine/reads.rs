@@ -383,16 +383,20 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
     wanted.grant = Some(s.queue.body_cache.read_bodies.grant(cold_bytes, copied_bytes, class));
+    let rest = s.queue.work.give(s.queue.limits.iteration_work);
+    let mut has_memory = true;
     for index in 0..wanted.bodies.len() {
-        // The rest takes turns with the replies of others.
-        if !s.queue.work.is_left() {
+        if matches!(wanted.bodies[index].source, BodySource::Disk) {
+            has_memory = !matches!(fetch(c, s, &mut wanted, index), Next::Memory);
+        }
+        // Further bodies take turns with the replies of others.
+        if !has_memory || !s.queue.work.is_left() {
             break;
         }
-        if matches!(wanted.bodies[index].source, BodySource::Disk)
-            && matches!(fetch(c, s, &mut wanted, index), Next::Memory)
-        {
-            return retry_later(c, s, wanted);
-        }
+    }
+    s.queue.work.end(rest);
+    if !has_memory {
+        return retry_later(c, s, wanted);
     }
     read_rest(c, s, wanted);
 }

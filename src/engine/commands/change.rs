@@ -40,16 +40,25 @@ pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// Deletes the next jobs.
 pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<DeleteBatch>) -> Answer {
-    for _ in 0..s.queue.limits.jobs_per_batch_step {
-        let Some(id) = batch.ids.pop_front() else { break };
+    let mut is_refused = false;
+    // The delete of a job with a group may offer many others.
+    let rest = s.queue.work.give(s.queue.limits.jobs_per_batch_step * WORK_PER_BATCHED_JOB);
+    while s.queue.work.is_left()
+        && !is_refused
+        && let Some(id) = batch.ids.pop_front()
+    {
         match delete_one(c, s, id) {
             Ok(()) => batch.deleted += 1,
-            Err(Word::OutOfMemory) if batch.deleted + batch.not_found == 0 => {
-                return Err(Word::OutOfMemory);
+            Err(word) => {
+                is_refused = word == Word::OutOfMemory && batch.deleted + batch.not_found == 0;
+                batch.not_found += 1;
             }
-            Err(_) => batch.not_found += 1,
         }
         s.queue.work.spend(WORK_PER_BATCHED_JOB);
+    }
+    s.queue.work.end(rest);
+    if is_refused {
+        return Err(Word::OutOfMemory);
     }
     if batch.ids.is_empty() {
         return Ok(Reply::Numbers("DELETED_BATCH ", batch.deleted, batch.not_found));

@@ -78,8 +78,6 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 fn begin(c: &mut Conn, s: &mut Store, kind: ReserveKind, until: Nanos) -> Answer {
     s.queue.mark_worker(&mut c.client);
-    // A slot may have become free while no client waited for it.
-    s.queue.offer_parked();
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
     let reserve = Reserve { kind, wait: Wait { seq: s.queue.next_wait_seq(), until } };
@@ -184,7 +182,9 @@ fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, Tr
     let before = batch.jobs.len();
     let most = before + s.queue.limits.jobs_per_batch_step;
     let mut is_complete = false;
-    while !is_complete && batch.jobs.len() < most {
+    // A reserve of a job with a group may offer and park many others.
+    let may_go_on = |len, s: &Store| len == before || (len < most && s.queue.work.is_left());
+    while !is_complete && may_go_on(batch.jobs.len(), s) {
         match reserve_into_batch(c, s, batch) {
             Ok(Search::Found(_)) => is_complete = batch.is_full(),
             Ok(Search::Unfinished) => break,

@@ -26,8 +26,8 @@ use std::collections::BTreeMap;
 
 /// Units of work to add a job to the ready ones of its group, to remove it, to free its slot, to offer or to park it.
 const WORK_PER_CHANGE: usize = 4;
-/// Parked jobs that are offered in one step, each in about 1 us.
-const OFFERED_PER_STEP: usize = 256;
+/// A look at the first ready job of a tube parks or compares this many jobs, and a flush frees this many slots at once.
+const MOST_AT_ONCE: usize = 256;
 
 impl Queue {
     /// Returns the key of a job in its group, if it has one.
@@ -151,10 +151,10 @@ impl Queue {
     /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, the
     /// best of these.
     pub fn first_ready(&mut self, tube: TubeKey) -> Option<JobKey> {
-        let _ = (0..OFFERED_PER_STEP).find(|_| !self.park_first(tube));
+        let _ = (0..MOST_AT_ONCE).find(|_| !self.park_first(tube));
         let Tube { epoch, .. } = self.tubes[tube];
         let first = self.tubes[tube].first_ready(&self.jobs);
-        first.or_else(|| self.unique.groups.best_in_tube(tube, epoch, OFFERED_PER_STEP))
+        first.or_else(|| self.unique.groups.best_in_tube(tube, epoch, MOST_AT_ONCE))
     }
 
     /// Returns the ready jobs of a tube that are not among [`TubeJobs::ready`](super::tube::TubeJobs).
@@ -181,17 +181,20 @@ impl Queue {
         }
     }
 
-    /// Offers parked jobs of groups that have a free slot: gives them to workers that wait.
+    /// Offers parked jobs of groups that have a free slot: gives them to workers that wait. Returns `false` if there
+    /// are more of them than a step offers, of which one may be the best job of a tube.
     #[inline]
-    pub fn offer_parked(&mut self) {
-        if self.unique.groups.has_freed() {
+    pub fn offer_parked(&mut self) -> bool {
+        let has_freed = self.unique.groups.has_freed();
+        if has_freed {
             self.offer_freed();
         }
+        !has_freed || !self.unique.groups.has_freed()
     }
 
     #[cold]
     fn offer_freed(&mut self) {
-        for _ in 0..OFFERED_PER_STEP {
+        for _ in 0..self.limits.offers_per_step {
             let groups = &mut self.unique.groups;
             if !groups.has_freed() {
                 return;
@@ -242,7 +245,7 @@ impl Queue {
     /// Frees the slots of jobs that a flush deletes while workers hold them, at the moment of the flush. With very
     /// many the rest follows in its steps.
     pub(super) fn free_flushed_slots(&mut self, tube: TubeKey, epoch: u8) {
-        let _ = (0..OFFERED_PER_STEP).find(|_| !self.free_flushed_slot(tube, epoch));
+        let _ = (0..MOST_AT_ONCE).find(|_| !self.free_flushed_slot(tube, epoch));
     }
 
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns

@@ -156,6 +156,9 @@ impl Queue {
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
     pub fn best_job(&mut self, client: &mut Client) -> Result<Search, TryReserveError> {
+        if !self.offer_parked() {
+            return Ok(Search::Unfinished);
+        }
         let least = client.headroom_for_watches();
         let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
