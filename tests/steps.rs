@@ -56,6 +56,39 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     driver.check();
 }
 
+/// They were sent after it, and arrive in the same iteration.
+#[test]
+fn the_commands_of_others_see_a_close_before_them() {
+    for end in [Some(End::HalfClose), Some(End::SilentHalfClose), None] {
+        let mut driver = Driver::new(Options::DEFAULT, START);
+        let [holder, other] = driver.clients();
+        driver.ask(holder, "use t\r\nput 0 0 9 0\r\n\r\nwatch t\r\nreserve\r\n");
+        match end {
+            Some(end) => driver.end(holder, end),
+            None => driver.receive(holder, "quit\r\n"),
+        }
+        driver.receive(other, "delete 1\r\nlist-tubes\r\nstats\r\n");
+        driver.iterate();
+        let replies = driver.take_text(other);
+        assert!(replies.starts_with("DELETED\r\nOK 14\r\n---\n- default\n\r\n"), "{replies}");
+        assert_eq!(yaml::number(&replies, "current-connections"), 1);
+        driver.check();
+    }
+}
+
+/// The loop was late for both.
+#[test]
+fn a_delay_ends_before_a_pause_that_ends_later() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let [producer, worker] = driver.clients();
+    driver.ask(producer, "put 5 0 9 0\r\n\r\nput 0 1 9 0\r\n\r\npause-tube default 2\r\n");
+    assert_eq!(driver.ask(worker, "reserve\r\n"), "");
+    driver.now = driver.now + Nanos::from_secs(3);
+    driver.settle();
+    assert_eq!(driver.take_text(worker), "RESERVED 2 0\r\n\r\n");
+    driver.check();
+}
+
 /// One step offers the job of one tube.
 #[test]
 fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {

@@ -133,6 +133,8 @@ pub struct Visit {
     pub read: Vec<u8>,
     /// It has read the end of the input instead.
     pub is_end_read: bool,
+    /// It has closed the connection then.
+    pub is_closed: bool,
 }
 
 /// What one send has done.
@@ -157,6 +159,8 @@ pub struct Driver {
     is_iteration_open: bool,
     /// How many iterations have begun.
     pub iterations: usize,
+    /// Those of this iteration, for [`Sent::closed`].
+    closed_in_visits: Vec<Client>,
     measurements: Measurements,
 }
 
@@ -320,6 +324,7 @@ impl Driver {
             puts: ["put", "put-in-tube"].map(Command::number_of),
             is_iteration_open: false,
             iterations: 0,
+            closed_in_visits: Vec::new(),
             measurements: Measurements::default(),
         })
     }
@@ -466,12 +471,19 @@ impl Driver {
             if is_half_close_reported {
                 wire.end = Some(End::SilentHalfClose);
             }
-            return Some(Visit {
+            let visit = Visit {
                 client,
                 is_half_close_reported,
                 read: std::mem::take(&mut wire.read),
                 is_end_read: std::mem::take(&mut wire.is_end_read),
-            });
+                is_closed: wire.closed.is_some(),
+            };
+            drop(wire);
+            if visit.is_closed {
+                self.forget_closed();
+                self.closed_in_visits.push(client);
+            }
+            return Some(visit);
         }
     }
 
@@ -497,6 +509,7 @@ impl Driver {
         replies.retain(|(client, bytes)| dirty.contains(client) || !bytes.is_empty());
         let mut closed = before;
         closed.retain(|&client| self.is_closed(client));
+        closed.append(&mut self.closed_in_visits);
         closed.sort_by_key(|&client| self.links[client].wire.borrow().closed);
         self.forget_closed();
         self.note_made();

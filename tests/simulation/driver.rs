@@ -318,8 +318,11 @@ impl Simulation {
     }
 
     fn hang_up(&mut self, number: ClientNumber) -> Result<(), Failure> {
-        if let Some(client) = self.sockets.get(&number).map(|socket| socket.client) {
+        if self.sockets.contains_key(&number) {
+            // The server may close it now.
             self.begin_iteration()?;
+        }
+        if let Some(client) = self.sockets.get(&number).map(|socket| socket.client) {
             self.driver.end(client, driver::End::HangUp);
             self.forget(number);
             self.compare()?;
@@ -419,6 +422,10 @@ impl Simulation {
         self.follow(number, visit.is_end_read)?;
         if visit.is_end_read {
             self.model.end_input(number);
+        }
+        if visit.is_closed {
+            self.check_close(number)?;
+            self.forget(number);
         }
         self.compare()
     }
@@ -559,7 +566,8 @@ impl Simulation {
             }
         }
         for client in &sent.closed {
-            let number = self.numbers[client];
+            // It was closed in its visit.
+            let Some(&number) = self.numbers.get(client) else { continue };
             self.check_close(number)?;
             self.forget(number);
         }

@@ -416,15 +416,16 @@ impl Model {
 
     fn on_tube_due(&mut self, name: &str, now: u64) {
         let Some(tube) = self.find_tube(name) else { return };
-        if tube.pause.is_some_and(|(_, until)| until <= now) {
-            self.tube(name).pause = None;
-            self.pauses_changed = self.next_seq();
-            self.serve_waiters(name, now);
-        }
+        let ends_pause = tube.pause.is_some_and(|(_, until)| until <= now);
         for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
             self.job(id).state = State::Ready;
             self.note(id, false, now);
             self.make_ready(id, now);
+        }
+        if ends_pause {
+            self.tube(name).pause = None;
+            self.pauses_changed = self.next_seq();
+            self.serve_waiters(name, now);
         }
     }
 

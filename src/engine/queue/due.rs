@@ -141,9 +141,6 @@ impl Queue {
     }
 
     fn run_due_tube(&mut self, key: TubeKey) {
-        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= self.now) {
-            self.end_pause(key);
-        }
         while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
             if due > self.now || !self.work.is_left() {
                 break;
@@ -151,6 +148,10 @@ impl Queue {
             self.work.spend(WORK_PER_MOVE);
             self.detach(job);
             self.attach(job, Target::Ready);
+        }
+        // A job whose delay has ended may be the best one.
+        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= self.now) {
+            self.end_pause(key);
         }
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);

@@ -182,8 +182,10 @@ impl<S> Server<S> {
     pub fn close(&mut self, key: ConnKey, why: Option<&io::Error>) {
         let Some(link) = link_of(&mut self.links, key) else { return };
         link.close(&mut self.store, why);
+        let rest = self.store.queue.work.give(self.store.queue.limits.closing_slice_work);
         self.leave_step(key);
         self.deliver();
+        self.store.queue.work.end(rest);
     }
 
     /// Lets at most `most` closed connections give back a slice each, so that the jobs of one delay no other.
@@ -522,8 +524,14 @@ impl<S: Read + Write> Server<S> {
         }
         let goes_on = link.conn.has_backlog || !link.conn.doing.is_runnable();
         self.deliver();
+        if goes_on {
+            self.run_rest(key);
+        }
+        let is_finished =
+            |links: &mut Links<S>| link_of(links, key).is_some_and(|link| link.conn.is_finished());
         match read {
-            Ok(()) if goes_on => self.run_rest(key),
+            // The commands of others that follow see it.
+            Ok(()) if is_finished(&mut self.links) => self.close(key, None),
             Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
         }
