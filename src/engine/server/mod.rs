@@ -503,7 +503,8 @@ impl<S: Read + Write> Server<S> {
         output.unwrap_or_default()
     }
 
-    /// Runs buffered commands, reads once, and runs what has come.
+    /// Runs buffered commands, reads once, and runs what has come. Closes a connection that has ended, unless it has
+    /// output.
     fn visit(&mut self, key: ConnKey, clock: &dyn Fn() -> Nanos) {
         let Server { links, store: s, scratch, read_len, .. } = self;
         let Some(link) = link_of(links, key) else { return };
@@ -524,14 +525,13 @@ impl<S: Read + Write> Server<S> {
         }
         let goes_on = link.conn.has_backlog || !link.conn.doing.is_runnable();
         self.deliver();
-        if goes_on {
+        if goes_on && read.is_ok() {
             self.run_rest(key);
         }
-        let is_finished =
-            |links: &mut Links<S>| link_of(links, key).is_some_and(|link| link.conn.is_finished());
+        let is_finished = link_of(&mut self.links, key).is_some_and(|link| link.conn.is_finished());
         match read {
             // The commands of others that follow see it.
-            Ok(()) if is_finished(&mut self.links) => self.close(key, None),
+            Ok(()) if is_finished => self.close(key, None),
             Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
         }
