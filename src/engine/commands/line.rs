@@ -79,19 +79,19 @@ pub fn run_next(c: &mut Conn, s: &mut Store, input: &mut &[u8]) -> Option<Answer
     {
         c.searched = 0;
         let (line, rest) = input.split_at(len);
-        *input = rest;
+        *input = &rest[CR_LF.len()..];
         return Some(run(c, s, number, line, &args));
     }
     run_line(c, s, command, input)
 }
 
-/// Returns the arguments of a command, all of which are numbers, and the length of its line with the CR LF. Returns
-/// `None` for whatever is not such a line, or a part of one.
+/// Returns the arguments of a command, all of which are numbers, and the length of its line. Returns `None` for
+/// whatever is not such a line, or only a part of one.
 #[inline]
 fn parse_numbers(number: usize, window: &[u8]) -> Option<(Args<'_>, usize)> {
     let Command { word, arguments, .. } = &COMMANDS[number];
     let (args, rest) = Args::of_numbers(arguments, &window[word.len()..])?;
-    Some((args, window.len() - rest.strip_prefix(CR_LF)?.len()))
+    rest.starts_with(CR_LF).then_some((args, window.len() - rest.len()))
 }
 
 /// Searches for the end of the line, and runs the command.
@@ -140,9 +140,10 @@ fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8
     run(c, s, number, line, &args)
 }
 
+/// Counts a command, and runs it.
 #[inline]
 fn run(c: &mut Conn, s: &mut Store, number: usize, line: &[u8], args: &Args<'_>) -> Answer {
-    trace!("connection {}: {}", c.id(), line.trim_ascii_end().escape_ascii());
+    trace!("connection {}: {}", c.id(), line.escape_ascii());
     s.commands[number] += 1;
     (COMMANDS[number].run)(c, s, args)
 }

@@ -185,11 +185,10 @@ impl Queue {
     /// are more of them than a step offers, of which one may be the best job of a tube.
     #[inline]
     pub fn offer_parked(&mut self) -> bool {
-        let has_freed = self.unique.groups.has_freed();
-        if has_freed {
+        if self.unique.groups.has_freed() {
             self.offer_freed();
         }
-        !has_freed || !self.unique.groups.has_freed()
+        !self.unique.groups.has_freed()
     }
 
     #[cold]

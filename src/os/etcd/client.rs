@@ -79,7 +79,6 @@ impl Node for Client {
     }
 }
 
-/// The text has the causes too.
 /// Reads the files for TLS.
 pub fn read_tls(files: &TlsFiles) -> Result<TlsOptions, String> {
     let authorities = Certificate::from_pem(read_pem(&files.authorities, "CERTIFICATE")?);
@@ -99,6 +98,7 @@ fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
     if has_kind { Ok(text) } else { Err(wrong(&format_args!("there is no {kind} in it"))) }
 }
 
+/// The text has the causes too.
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let (code, mut text, mut cause) = if let Error::GRpcStatus(status) = &error {
