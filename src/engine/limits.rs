@@ -96,6 +96,8 @@ limits! {
     /// The length up to which a record is read while the loop waits, in bytes: about 30 us if the system
     /// has it in memory.
     read_at_once_bytes: usize = 64 * 1024,
+    /// The units to read bodies of one reply that the system has in memory: about 1 ms. Further ones take turns.
+    cached_bodies_work: usize = 4096,
     /// The reads that are with the disk at once. All others can still be dropped, and reads for other
     /// clients come before them.
     reads_with_disk: usize = 4,

@@ -383,7 +383,7 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
     wanted.grant = Some(s.queue.body_cache.read_bodies.grant(cold_bytes, copied_bytes, class));
-    let rest = s.queue.work.give(s.queue.limits.iteration_work);
+    let rest = s.queue.work.give(s.queue.limits.cached_bodies_work);
     let mut has_memory = true;
     for index in 0..wanted.bodies.len() {
         if matches!(wanted.bodies[index].source, BodySource::Disk) {

@@ -625,12 +625,19 @@ fn options(setup: &Setup) -> driver::Options {
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     };
-    // Only with threads a body of any length is read in the background. What is due after a long time is done
+    // Only with threads a body of any length is read in the background, and replies wait for theirs. What is due after a long time is done
     // at once, unless the setup has a small limit.
     let least_due_work = setup.limits.most_due_work;
     let congested_bytes = setup.congested_above.map_or(usize::MAX, to_usize);
     let read_at_once_bytes = usize::MAX;
-    let limits = Limits { read_at_once_bytes, least_due_work, congested_bytes, ..setup.limits };
+    let cached_bodies_work = Limits::DEFAULT.cached_bodies_work << 10;
+    let limits = Limits {
+        read_at_once_bytes,
+        cached_bodies_work,
+        least_due_work,
+        congested_bytes,
+        ..setup.limits
+    };
     driver::Options { settings, syncing, limits, ..driver::Options::DEFAULT }
 }
 
