@@ -377,7 +377,7 @@ fn a_delete_batch_of_1000_jobs_takes_steps() {
     server.driver.ask(client, "put 0 0 9 0 con:a\r\n\r\n".repeat(2000));
     let ids: String = (1..=1000).map(|id| format!(" {id}")).collect();
     server.driver.receive(client, format!("delete-batch{ids}\r\nlist-tube-used\r\n"));
-    server.until(3..=12, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
+    server.until(8..=12, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
     assert!(server.driver.take_text(client).starts_with("DELETED_BATCH 1000 0\r\n"));
     server.driver.check();
 }
