@@ -524,16 +524,16 @@ impl<S: Read + Write> Server<S> {
             read = link.read(s, scratch, *read_len, clock);
         }
         let goes_on = link.conn.has_backlog || !link.conn.doing.is_runnable();
+        let may_end = goes_on || link.conn.input_ended;
         self.deliver();
-        if goes_on && read.is_ok() {
-            self.run_rest(key);
-        }
-        let is_finished = link_of(&mut self.links, key).is_some_and(|link| link.conn.is_finished());
         match read {
-            // The commands of others that follow see it.
-            Ok(()) if is_finished => self.close(key, None),
+            Ok(()) if goes_on => self.run_rest(key),
             Ok(()) => {}
             Err(error) => self.close(key, Some(&error)),
+        }
+        // The commands of others that follow see that it is closed.
+        if may_end && link_of(&mut self.links, key).is_some_and(|link| link.conn.is_finished()) {
+            self.close(key, None);
         }
         self.store.queue.work.end(others);
     }
