@@ -36,7 +36,7 @@
 //!   server.visit_next      borrows the connection `c` and the store `s` once
 //!     link.read            bytes into the scratch buffer, a large body straight into its job
 //!       c.receive, c.run   cuts a line or a body out of the bytes
-//!         line::run_next   finds the row of the command in COMMANDS, parses its arguments
+//!         lines::run_next  finds the row of the command in COMMANDS, parses its arguments
 //!           put::put ...   the handler: fn(c, s, args) -> Answer
 //!             queue.put    the rules move jobs; queue.woken has the workers that get one
 //!               binlog.put the change is recorded in the batch of the iteration

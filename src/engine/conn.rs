@@ -14,7 +14,7 @@ use super::commands::change::DeleteBatch;
 use super::commands::pages::{ClientPage, Report};
 use super::commands::put::{self, LargePut, Put};
 use super::commands::reserve::{self, Reserve};
-use super::commands::{change, line, pages, show};
+use super::commands::{change, lines, pages, show};
 use super::keys::{JobKey, WatchKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
@@ -353,7 +353,7 @@ impl Conn {
     /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them.
     fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
         match &mut self.doing {
-            Doing::Line => line::run_next(self, s, input),
+            Doing::Line => lines::run_next(self, s, input),
             Doing::Body(put) if put.full_len as usize >= LARGE => Some(put::begin_body(self, s)),
             Doing::Body(put) => {
                 let (body, rest) = input.split_at_checked(put.full_len as usize)?;
@@ -370,7 +370,7 @@ impl Conn {
             }
             Doing::SkipLine(tail) => {
                 let tail = *tail;
-                line::skip_line(self, tail, input)
+                lines::skip_line(self, tail, input)
             }
             Doing::SkipBody(left, word) => {
                 let dropped = input.len().min(*left);
@@ -630,7 +630,7 @@ impl Conn {
             // Its input may have been dropped for lack of memory.
             Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
             _ if *has_backlog => self.has_step(input),
-            Doing::Line => line::is_incomplete(input),
+            Doing::Line => lines::is_incomplete(input),
             Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
             Doing::LargeBody(large) => {

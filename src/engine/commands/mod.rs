@@ -7,7 +7,7 @@
 //!
 //! | file | commands |
 //! |---|---|
-//! | [`line`] | none: it cuts lines out of what clients send, and finds their commands |
+//! | [`lines`] | none: it cuts lines out of what clients send, and finds their commands |
 //! | [`put`] | `put`, `put-in-tube` |
 //! | [`reserve`] | `reserve`, `reserve-with-timeout`, `reserve-batch`, `reserve-job` |
 //! | [`change`] | commands for jobs that exist, and for tubes |
@@ -15,7 +15,7 @@
 //! | [`pages`] | `list-jobs`, `peek-batch`, `list-clients` |
 
 pub mod change;
-pub mod line;
+pub mod lines;
 pub mod pages;
 pub mod put;
 pub mod reserve;
