@@ -62,6 +62,24 @@ fn buried_jobs_keep_their_order_after_compaction_and_restarts() {
     }
 }
 
+/// The last burial is not the one of the last record: compaction has moved a job that was buried before.
+#[test]
+fn a_job_that_is_buried_after_a_start_is_the_last_although_the_clock_was_set_back() {
+    let buried = |id, seconds: u64| Record {
+        moment_ns: START.as_nanos() + seconds * 1_000_000_000,
+        ..job(id, "a", BURIED)
+    };
+    let bytes = file(&[buried(1, 10), buried(2, 5), job(3, "a", READY)]);
+    let disk = disk_with_file(bytes);
+    let mut server = Instance::start(&disk, OPTIONS, START);
+    server.ask("reserve-job 3\r\nbury 3 0\r\n");
+    let again = Instance::on_files(&disk.live_files(), OPTIONS, server.now);
+    assert_eq!(again.buried("a"), [2, 1, 3]);
+    // So a flush deletes all of them.
+    server.expect("flush-buried a\r\n", "FLUSHED 3\r\n");
+    server.expect("peek 1\r\n", "NOT_FOUND\r\n");
+}
+
 // ---- Flushes ----
 
 const NONCE: u32 = 7;
@@ -146,6 +164,63 @@ fn a_stop_during_a_flush_leaves_no_job_to_be_deleted_by_the_next_start() {
     server.close();
     let mut again = Instance::start(&disk, OPTIONS, server.now);
     assert_eq!((again.recovered.jobs, again.stat("binlog-records-written")), (0, 0));
+}
+
+/// A server that was killed in the middle of a flush leaves the rest to the next one, whose clock may be set back.
+#[test]
+fn the_key_of_a_flushed_job_is_kept_for_its_ttl_after_the_clock_was_set_back() {
+    let put = "put 0 0 9 1 idp:key:60\r\nx\r\n";
+    let (disk, mut server) = start(OPTIONS);
+    server.ask("put 0 0 9 1\r\nx\r\n".repeat(5_000) + put);
+    let client = server.client;
+    server.receive(client, "flush-tube default\r\n");
+    server.iterate();
+    assert_eq!(server.take_text(client), "", "5,001 jobs are freed in one step");
+    let now = server.now.before(Nanos::from_secs(1_000));
+    let mut again = Instance::on_files(&disk.live_files(), OPTIONS, now);
+    assert_eq!(again.recovered.jobs, 0);
+    again.expect(put, "INSERTED 5001 DELETED\r\n");
+    again.advance(Nanos::from_secs(60));
+    again.expect(put, "INSERTED 5003\r\n");
+}
+
+/// A job that two flushes have deleted was deleted by the first one.
+#[test]
+fn the_ttl_of_a_key_counts_from_the_first_flush_after_a_crash() {
+    let put = "put 0 0 9 1 idp:key:60\r\nx\r\n";
+    let (disk, mut server) = start(OPTIONS);
+    server.ask("put 0 0 900 1\r\nx\r\n".repeat(4_999) + put);
+    server.ask("reserve-batch 1000\r\n".repeat(5));
+    server.ask((1..=5_000).map(|id| format!("bury {id} 0\r\n")).collect::<String>());
+    server.ask("put 0 0 900 1\r\nx\r\n");
+    let [first, second] = server.clients();
+    server.receive(first, "flush-buried default\r\n");
+    server.iterate();
+    server.now = server.now + Nanos::from_secs(30);
+    server.receive(second, "flush-tube default\r\n");
+    server.iterate();
+    assert_eq!(server.take_text(first), "", "5,000 jobs are freed in two steps");
+    let mut again = Instance::on_files(&disk.live_files(), OPTIONS, server.now);
+    assert_eq!(again.recovered.jobs, 0);
+    again.expect(put, "INSERTED 5000 DELETED\r\n");
+    again.advance(Nanos::from_secs(30));
+    again.expect(put, "INSERTED 5003\r\n");
+}
+
+/// After the start no worker holds the job any more.
+#[test]
+fn a_buried_job_that_was_reserved_before_a_restart_is_flushed_with_the_others() {
+    let (disk, mut server) = start(OPTIONS);
+    server.ask("put 0 0 900 1\r\nx\r\n".repeat(1_000) + "reserve-batch 1000\r\n");
+    server.ask((1..=1_000).map(|id| format!("bury {id} 0\r\n")).collect::<String>());
+    server.expect("reserve-job 1000\r\n", "RESERVED 1000 1\r\nx\r\n");
+    let mut server = Instance::on_files(&disk.live_files(), OPTIONS, server.now);
+    let client = server.client;
+    server.receive(client, "flush-buried default\r\n");
+    server.iterate();
+    assert_eq!(server.take_text(client), "", "1,000 jobs are freed in one step");
+    let again = Instance::on_files(&server.disk.live_files(), OPTIONS, server.now);
+    assert_eq!(again.recovered.jobs, 0);
 }
 
 // ---- The format ----
