@@ -231,6 +231,33 @@ fn records_inside_a_body_are_not_replayed() {
     assert!(again.recovered.jobs >= PLAIN as u64, "{:?}", again.recovered);
 }
 
+/// The head of the file and the first record are damaged: the nonce of the records is unknown.
+#[test]
+fn a_record_inside_a_damaged_body_hides_no_record_of_the_file() {
+    let (other, _) = file_with([&b"other"[..]]);
+    let end = FILE_HEAD_LEN + usize::try_from(record_len("default", 5)).unwrap();
+    let forged = other.live_files()["binlog.1"][FILE_HEAD_LEN..end].to_vec();
+    let (disk, _) = file_with([&forged[..]].into_iter().chain([&b"plain"[..]; 10]));
+    let (nonce, length) = ((4 + 4 + 36, 1), (FILE_HEAD_LEN + BODY_LEN_AT, 0x40));
+    let mut again = start_with_flips(&disk, &[nonce, length]);
+    for id in 2..=11 {
+        again.expect(format!("peek {id}\r\n"), &format!("FOUND {id} 5\r\nplain\r\n"));
+    }
+}
+
+/// The search for intact records costs at most as much as to read the file sixteen times. A file of heads would take
+/// hours otherwise.
+#[test]
+fn the_search_in_a_damaged_body_full_of_record_heads_ends() {
+    let long = [b'x'; 30_000];
+    let record = Record { id: 7, tube: "x", state: READY, body: &long, ..Record::default() };
+    let heads = record.v7(None)[..HEAD_LEN + 1].repeat(300);
+    let (disk, _) = file_with([&heads[..], &[b'x'; 35_000], b"last"]);
+    let (nonce, length) = ((4 + 4 + 36, 1), (FILE_HEAD_LEN + BODY_LEN_AT, 0x40));
+    assert_eq!(start_with_flips(&disk, &[nonce]).recovered.jobs, 3);
+    assert_eq!(start_with_flips(&disk, &[nonce, length]).recovered.jobs, 0);
+}
+
 #[test]
 fn a_damaged_body_full_of_record_heads_hides_no_later_record() {
     // A record of job 7 whose length claims a very long body.
