@@ -256,13 +256,17 @@ fn a_directory_that_cannot_be_used_is_refused() {
 fn damage_is_logged_and_intact_jobs_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let mut served = ours(directory.path(), &["-f", "0"]);
-    let bodies = ["first", "second", "third"];
+    let bodies = ["first", "second", "third", "delete"];
     let ids = bodies.map(|body| served.put(body));
+    // A job that was deleted is not lost.
+    served.play(&[("delete 4", "DELETED")]);
     served.end(Signal::KILL);
     let file = directory.path().join("binlog.1");
     let mut bytes = std::fs::read(&file).unwrap();
-    let at = bytes.windows(6).position(|window| window == b"second").unwrap();
-    bytes[at] = b'S';
+    for body in [b"second", b"delete"] {
+        let at = bytes.windows(6).position(|window| window == body).unwrap();
+        bytes[at] = b'X';
+    }
     std::fs::write(&file, &bytes).unwrap();
     // Those before it are missing.
     std::fs::write(directory.path().join("binlog.9"), VERSION_7).unwrap();
@@ -271,15 +275,15 @@ fn damage_is_logged_and_intact_jobs_are_kept() {
     assert_eq!(checked.status.code(), Some(1));
     let report = text(&checked.stdout);
     assert!(report.contains("the record fails its checksum"), "{report}");
-    assert!(report.ends_with("2 jobs: 2 damaged places\n"), "{report}");
+    assert!(report.ends_with("2 jobs: 3 damaged places\n"), "{report}");
     let mut served = ours(directory.path(), &[]);
     served
         .daemon
         .wait_for_log("binlog.1:186: the record fails its checksum (99 bytes); job 2 is lost");
-    served.daemon.wait_for_log("is damaged in 2 places: at least 1 job lost, 2 kept");
+    served.daemon.wait_for_log("is damaged in 3 places: at least 1 job lost, 2 kept");
     served.daemon.wait_for_log("binlog.1: damaged; renamed to binlog.1.damaged");
     let found: Vec<bool> = ids.iter().map(|id| served.job(*id).is_some()).collect();
-    assert_eq!(found, [true, false, true]);
+    assert_eq!(found, [true, false, true, false]);
     assert_eq!(std::fs::read(directory.path().join("binlog.1.damaged")).unwrap(), bytes);
     served.end(Signal::TERM);
     assert_sound(&directory);
@@ -293,7 +297,8 @@ fn a_body_that_cannot_be_read_back_is_logged_once_until_its_job_is_kicked() {
         served.put(&format!("body {number:03}"));
     }
     let file = directory.path().join("binlog.1");
-    let mut bytes = std::fs::read(&file).unwrap();
+    let intact = std::fs::read(&file).unwrap();
+    let mut bytes = intact.clone();
     for at in 0..bytes.len() - 5 {
         if bytes[at..].starts_with(b"body ") {
             bytes[at] = b'B';
@@ -303,12 +308,17 @@ fn a_body_that_cannot_be_read_back_is_logged_once_until_its_job_is_kicked() {
     for request in ["peek 2", "reserve-job 2", "peek 2", "reserve-job 2"] {
         served.play(&[(request, "NOT_FOUND")]);
     }
+    // Or can be read again meanwhile.
+    std::fs::write(&file, &intact).unwrap();
+    served.play(&[("peek 2", "FOUND 2 8")]);
+    std::fs::write(&file, &bytes).unwrap();
+    served.play(&[("peek 2", "NOT_FOUND"), ("peek 2", "NOT_FOUND")]);
     served.play(&[("kick-job 2", "KICKED"), ("peek 2", "NOT_FOUND"), ("peek 2", "NOT_FOUND")]);
     // Of many, the first hundred are logged.
     served.play(&[("reserve-with-timeout 0", "TIMED_OUT")]);
     let log = served.daemon.stop();
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-    assert_eq!(lines("job 2 "), 2, "{log}");
+    assert_eq!(lines("job 2 "), 3, "{log}");
     assert_eq!(lines("job "), 100, "{log}");
 }
 
