@@ -213,6 +213,12 @@ fn the_page_has_the_body_cache_and_its_reads() {
     insta::assert_snapshot!("pages-of-the-body-cache", site.redacted(&pages));
     let html = site.body("/", HTML);
     assert!(html.contains("<div><dt>cold bodies<dd>86 B</div>"), "{html}");
+    // A read that is tried again is no failure.
+    disk.faults().of_reads.push_back(ReadFault::TooManyFiles);
+    assert_eq!(site.ask("peek 2\r\n"), "");
+    site.driver.advance(Nanos::from_millis(200));
+    assert!(site.ask("").starts_with("FOUND 2 14\r\n"));
+    assert_eq!(site.samples().get("beanstalkd_body_read_failures_total"), 2.0);
     let mut site = Site::listing(0, settings, Some(&disk));
     let sum = BTreeMap::from([("other tubes", 3.0)]);
     assert_eq!(site.samples().tubes("beanstalkd_tube_cold_jobs"), sum);
@@ -342,7 +348,7 @@ fn waits_runs_and_ends_of_reservations_are_counted_by_tube() {
     site.driver.advance(Nanos::from_secs(30));
     site.driver.ask(worker, "touch 1\r\n");
     site.driver.advance(Nanos::from_secs(40));
-    site.driver.ask(worker, "release 1 0 0\r\nreserve-job 1\r\n");
+    site.driver.ask(worker, "release 1 0 0\r\nreserve-job 1\r\n".repeat(70));
     site.driver.advance(Nanos::from_secs(50));
     site.driver.ask(worker, "touch 1\r\n");
     site.driver.advance(Nanos::from_secs(50));
@@ -366,7 +372,7 @@ fn waits_runs_and_ends_of_reservations_are_counted_by_tube() {
     site.driver.settle();
     site.driver.ask(producer, "kick 10\r\ndelete 3\r\n");
     for (how, count) in
-        [("delete", 1.0), ("release", 1.0), ("bury", 1.0), ("timeout", 1.0), ("disconnect", 1.0)]
+        [("delete", 1.0), ("release", 70.0), ("bury", 1.0), ("timeout", 1.0), ("disconnect", 1.0)]
     {
         let name = format!("beanstalkd_tube_reservations_ended_total{{tube=\"a\",how=\"{how}\"}}");
         assert_eq!(sample(&mut site, &name), count, "{how}");
