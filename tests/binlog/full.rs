@@ -1,13 +1,15 @@
 //! Full disks: which commands work, and how space comes back. Disks that fail: what is fatal, and what
 //! is retried.
 
-use crate::harness::driver::{Nanos, Options, START, Syncing};
+use crate::harness::driver::{End, Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::Instance;
+use crate::harness::reply::numbers;
 use crate::harness::yaml::field;
 use crate::start;
 use crate::{fill_and_drain, record_len};
 use std::io::ErrorKind;
+use std::num::NonZero;
 
 /// Puts jobs until one is refused; returns how many were accepted.
 fn fill(server: &mut Instance, body: &str) -> u64 {
@@ -93,6 +95,38 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
         assert_eq!(job.unwrap(), format!("reserved {releases} 0 5 0123456789"));
         delete_all(&mut server, &disk, count);
     }
+}
+
+/// Without space for the record of the bury it is ready, and its next return counts.
+#[test]
+fn a_job_that_comes_back_too_often_is_buried_when_there_is_space() {
+    let mut options = Options::synced(8192);
+    options.settings.bury_after = NonZero::new(1);
+    let disk = FakeDisk::with_capacity(6 * 8192);
+    let mut server = Instance::start(&disk, options, START);
+    fill(&mut server, "0123456789");
+    release_until_refused(&mut server);
+    for state in ["ready", "buried"] {
+        let [worker] = server.clients();
+        server.send(worker, "reserve-job 2\r\n");
+        server.end(worker, End::HangUp);
+        server.settle();
+        assert_eq!(field(&server.ask("stats-job 2\r\n"), "state"), Some(state));
+        disk.faults().capacity = None;
+    }
+}
+
+/// A kick that has space for some of the jobs kicks these.
+#[test]
+fn a_kick_on_a_full_disk_counts_the_jobs_that_it_has_kicked() {
+    let disk = FakeDisk::with_capacity(6 * 8192);
+    let mut server = Instance::start(&disk, Options::synced(8192), START);
+    let put = "put 0 900 9 1\r\nx\r\n";
+    let count = (0..10_000).take_while(|_| server.ask(put) != "OUT_OF_MEMORY\r\n").count();
+    let kicked = numbers(&server.ask("kick 10000\r\n"), "KICKED ")[0];
+    assert!((1..count as u64).contains(&kicked), "{kicked} of {count} jobs");
+    assert_eq!(server.facts().ready, kicked);
+    server.expect("kick 10000\r\n", "OUT_OF_MEMORY\r\n");
 }
 
 /// In its last record it is buried.
@@ -315,6 +349,36 @@ fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() 
     assert_eq!(again.recovered.jobs, 300);
     server.expect("delete 1\r\n", "DELETED\r\n");
     again.expect("delete 1\r\n", "DELETED\r\n");
+}
+
+/// Its intact jobs must leave it before.
+#[test]
+fn a_damaged_newest_file_is_not_continued_on_a_full_disk() {
+    let options = Options::synced(1 << 20).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
+    for _ in 0..300 {
+        server.put("x".repeat(1000)).unwrap();
+    }
+    server.close();
+    disk.flip_byte("binlog.1", "xxx");
+    let files = disk.live_files();
+    disk.faults().capacity = Some(disk.used());
+    assert!(Instance::try_start(&disk, options, server.now).is_err());
+    assert!(disk.live_files() == files, "the files have changed");
+}
+
+#[test]
+fn a_file_without_jobs_that_is_continued_on_a_full_disk_is_not_removed() {
+    let options = Options::synced(1 << 20).with_max_job_size(2000);
+    let (disk, mut server) = start(options);
+    let last = fill_and_drain(&mut server);
+    server.close();
+    disk.faults().capacity = Some(disk.used());
+    let mut again = Instance::start(&disk, options, server.now);
+    again.idle(10);
+    disk.faults().capacity = None;
+    again.advance(Nanos::from_secs(1));
+    assert_eq!(again.put("next"), Some(last + 1));
 }
 
 #[test]
