@@ -173,6 +173,25 @@ fn the_number_of_gaps_is_bounded() {
     assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 60);
 }
 
+/// C beanstalkd logs each missing file at its start.
+#[test]
+fn files_leave_before_older_ones_only_as_long_as_their_numbers_are_near() {
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
+    let body = "x".repeat(1_000);
+    (0..100).for_each(|_| assert!(server.put(&body).is_some()));
+    let mut most = 0;
+    for round in 0..4_000 {
+        let id = server.put(&body).unwrap();
+        server.delete(id);
+        if round % 20 == 0 {
+            let numbers = numbers(&disk);
+            most = most.max(numbers[numbers.len() - 1] - numbers[0]);
+        }
+    }
+    assert!((900..1_100).contains(&most), "{most} numbers");
+}
+
 /// The deletes of flushed jobs count only with the record of the flush, so it stays as long as their file.
 #[test]
 fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
@@ -203,6 +222,16 @@ fn put_and_delete(server: &mut Instance) {
         let id = server.put("short-lived").unwrap();
         server.delete(id);
     }
+}
+
+/// It takes several steps, one in each iteration.
+#[test]
+fn an_idle_server_frees_the_space_of_removed_files() {
+    let (disk, mut server) = start(Options::synced(4096));
+    disk.faults().cuts_left = 10;
+    assert!(server.put("job").is_some());
+    server.idle(20);
+    assert_eq!(disk.faults().cuts_left, 0);
 }
 
 /// The number of gaps in the numbers of files.

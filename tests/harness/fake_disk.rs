@@ -68,6 +68,8 @@ pub struct Faults {
     pub of_reads: VecDeque<ReadFault>,
     /// Syncs that replies do not wait for are done in the background.
     pub syncs_in_background: bool,
+    /// The number of steps in which the space of removed files is still to be freed.
+    pub cuts_left: u32,
 }
 
 /// Names, and the bytes of each inode. A file that is renamed keeps its inode.
@@ -908,6 +910,12 @@ impl Disk for FakeDisk {
             state.change(removed);
         }
         Ok(())
+    }
+
+    fn truncate_step(&mut self) -> bool {
+        let cuts_left = &mut self.faults().cuts_left;
+        *cuts_left = cuts_left.saturating_sub(1);
+        *cuts_left > 0
     }
 
     fn quarantine(&mut self, number: FileNumber) -> io::Result<String> {
