@@ -237,6 +237,50 @@ fn a_connection_whose_output_waits_for_too_long_is_closed() {
     assert_eq!(server.ask_remote("peek 1\r\n"), "FOUND 1 3\r\njob\r\n");
 }
 
+/// Its reply waits for no change any more, but for the client.
+#[test]
+fn a_client_that_does_not_read_what_is_stored_is_not_closed_while_nothing_else_is_stored() {
+    let mut server = start(OPTIONS);
+    let [reader, other] = server.clients();
+    server.set_room(reader, Some(0));
+    server.send(reader, put(0, 0, 9, "job"));
+    server.send(other, put(0, 0, 9, "job"));
+    // The server looks at the reply once more.
+    server.send(reader, "list-tube");
+    server.end_sync();
+    server.advance(PATIENCE + Nanos::from_millis(200));
+    server.send(reader, "-used\r\n");
+    assert_eq!([reader, other].map(|client| server.is_closed(client)), [false, true]);
+    server.set_room(reader, None);
+    server.settle();
+    assert_eq!(server.take_text(reader), "INSERTED 1\r\n");
+}
+
+/// The deletes of its jobs are changes too.
+#[test]
+fn a_flush_frees_few_jobs_while_too_many_changes_wait() {
+    const JOBS: usize = 3_000;
+    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
+    // With a body cache, what is due is looked at in each iteration.
+    let mut server = start(Options { limits, ..OPTIONS }.cold());
+    for _ in 0..JOBS / 10 {
+        server.ask_remote(put(0, 0, 9, "job").repeat(10));
+    }
+    let flusher = server.client;
+    server.receive(flusher, "flush-tube default\r\n");
+    (0..100).for_each(|_| _ = server.iterate());
+    // Two steps free more than that: the sync of the first one has begun.
+    let waiting = server.progress().waiting_bytes;
+    assert!(waiting < JOBS * 84 / 2, "{waiting} bytes wait");
+    server.acknowledge();
+    server.advance(Nanos::from_millis(1));
+    while server.received(flusher).is_empty() {
+        server.acknowledge();
+        server.iterate();
+    }
+    assert_eq!(server.take_text(flusher), format!("FLUSHED {JOBS}\r\n"));
+}
+
 #[test]
 fn a_job_whose_reply_was_not_sent_does_not_come_back_from_its_worker() {
     let settings = Settings { bury_after: NonZero::new(2), ..OPTIONS.settings };
