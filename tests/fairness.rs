@@ -592,3 +592,47 @@ fn long_replies_to_many_clients_are_sent_in_several_iterations() {
     assert!((LEN..2 * LEN + (1 << 21)).contains(&sent), "{sent} bytes in one iteration");
     assert_eq!(driver.take_text(short), "USING default\r\n");
 }
+
+/// What they cost counts, so that an iteration ends in time.
+#[test]
+fn commands_of_many_clients_that_cost_more_than_others_take_more_iterations() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let producer = driver.connect();
+    driver.ask(producer, put(0, 0, 9, "x".repeat(3_900)));
+    for _ in 0..3_000 {
+        let waiter = driver.connect();
+        driver.ask(waiter, "watch waited\r\nignore default\r\n");
+        driver.receive(waiter, "reserve\r\n");
+    }
+    driver.ask(producer, (0..1_000).map(|tube| format!("watch {tube}\r\n")).collect::<String>());
+    for (command, most) in [
+        ("list-tube-used\r\n", 256),
+        ("peek 1\r\n", 100),
+        ("list-tubes\r\n", 20),
+        ("stats-tube waited\r\n", 15),
+        // A part of a body that is read.
+        (&*format!("put 0 0 9 60000\r\n{}", "x".repeat(16_000)), 200),
+    ] {
+        let clients: [Client; 300] = driver.clients();
+        clients.iter().for_each(|&client| driver.receive(client, command));
+        driver.iterate();
+        let is_served = |&&client: &&Client| driver.unread(client) == 0;
+        let served = clients.iter().filter(is_served).count();
+        assert!((most / 3..=most + 2).contains(&served), "{served} clients: {command:.20}");
+        driver.settle();
+    }
+}
+
+#[test]
+fn the_timeouts_of_5000_waiting_clients_end_in_steps() {
+    const WAITERS: usize = 5_000;
+    let mut server = Server::new();
+    for _ in 0..WAITERS {
+        let waiter = server.driver.connect();
+        server.driver.receive(waiter, "reserve-with-timeout 5\r\n");
+    }
+    server.driver.settle();
+    server.pass(Nanos::from_secs(6));
+    // Each iteration sends few replies.
+    server.until_idle(WAITERS / 700..=WAITERS, 0);
+}
