@@ -8,6 +8,7 @@ use harness::fake_disk::{FakeDisk, Faults};
 use harness::reply::numbers;
 use harness::yaml;
 use std::collections::BTreeSet;
+use std::num::NonZero;
 
 #[global_allocator]
 static ALLOCATOR: beanstalkd::Allocator = beanstalkd::Allocator;
@@ -119,16 +120,18 @@ fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {
     options.settings.max_memory_bytes = 1 << 20;
     let mut driver = Driver::new(options, START);
     let [reader, writer] = driver.clients();
-    driver.set_room(reader, Some(0));
     driver.set_room(writer, Some(0));
-    driver.receive(reader, "stats\r\n".repeat(500));
-    driver.settle();
-    driver.receive(writer, "put 0 0 9 0\r\n\r\n".repeat(3));
-    driver.settle();
-    assert_eq!(driver.facts().ready, 1, "replies take less memory than they may");
-    driver.set_room(reader, None);
-    driver.settle();
-    assert_eq!(driver.facts().ready, 3);
+    for (before, after) in [(1, 3), (3, 6)] {
+        driver.set_room(reader, Some(0));
+        driver.receive(reader, "stats\r\n".repeat(500));
+        driver.settle();
+        driver.receive(writer, "put 0 0 9 0\r\n\r\n".repeat(3));
+        driver.settle();
+        assert_eq!(driver.facts().ready, before, "replies take less memory than they may");
+        driver.set_room(reader, None);
+        driver.settle();
+        assert_eq!(driver.facts().ready, after);
+    }
 }
 
 /// The TTRs of some jobs run out between two steps of a `touch-all`: they are not counted, and the others
@@ -140,8 +143,8 @@ fn jobs_that_come_back_during_a_touch_all_are_not_counted() {
     driver.ask(worker, "put 0 0 100 0\r\n\r\n".repeat(5) + &"put 0 0 1 0\r\n\r\n".repeat(5));
     driver.ask(worker, "reserve-batch 10\r\n");
     driver.receive(worker, "touch-all\r\n");
-    driver.iterate();
-    assert!(driver.is_in_steps(worker), "all jobs were touched in one step");
+    (0..16).for_each(|_| _ = driver.iterate());
+    assert!(driver.is_in_steps(worker), "all jobs were touched in 16 steps");
     driver.now = driver.now + Nanos::from_millis(1_001);
     driver.settle();
     let text = driver.take_text(worker);
@@ -470,6 +473,63 @@ fn a_list_of_tubes_is_not_older_than_its_request() {
     assert!(!second.contains("- gone\n") && second.contains("- 39\n"), "{second}");
 }
 
+/// The list is sent to some of those that share it in each iteration.
+#[test]
+fn a_list_of_tubes_is_sent_to_many_clients_in_several_iterations() {
+    let limits = Limits { names_per_list_step: 5, ..Limits::DEFAULT };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let watcher = driver.connect();
+    driver.ask(watcher, (0..10).map(|tube| format!("watch {tube}\r\n")).collect::<String>());
+    let clients: [Client; 200] = driver.clients();
+    clients.iter().for_each(|&client| driver.receive(client, "list-tubes\r\n"));
+    let sent: Vec<usize> = (0..20).map(|_| driver.iterate().replies.len()).collect();
+    let lists = clients.iter().filter(|&&client| driver.take_text(client).contains("- 9\n"));
+    assert_eq!(lists.count(), 200);
+    assert!(sent[1..].iter().all(|&count| count <= 64), "{sent:?}");
+}
+
+/// An eighth of the memory is for lists, and as much for replies.
+#[test]
+fn a_single_reply_and_a_single_list_may_take_more_than_their_limit() {
+    let mut options = Options::DEFAULT;
+    options.limits =
+        Limits { names_per_list_step: 5, shared_work: 1, least_share_work: 1, ..options.limits };
+    options.settings.max_memory_bytes = 2_400;
+    let mut driver = Driver::new(options, START);
+    let [watcher, gone, other] = driver.clients();
+    for tube in 0..40 {
+        driver.ask(watcher, format!("watch a-tube-with-a-long-name-{tube}\r\n"));
+    }
+    driver.receive(gone, "list-tubes\r\n");
+    (0..7).for_each(|_| _ = driver.iterate());
+    assert!(driver.is_in_steps(gone), "the list was made in seven steps");
+    // The list goes with it.
+    driver.end(gone, End::HangUp);
+    driver.receive(other, "list-tubes\r\n");
+    (0..20).for_each(|_| _ = driver.iterate());
+    assert!(driver.take_text(other).contains("name-39\n"));
+    assert!(driver.ask(watcher, "list-tubes-watched\r\n").contains("name-39\n"));
+    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5));
+    assert!(driver.ask(other, "list-jobs default any 5\r\n").contains("id: 5,"));
+    // Of two lists that are made at the same time one is refused at least.
+    for tube in 0..40 {
+        driver.ask(other, format!("watch a-tube-with-a-long-name-{tube}\r\n"));
+    }
+    let both = [watcher, other];
+    both.iter().for_each(|&client| driver.receive(client, "list-tubes-watched\r\n"));
+    driver.settle();
+    assert!(both.map(|client| driver.take_text(client)).contains(&"OUT_OF_MEMORY\r\n".into()));
+    // While a reply is not read, a page, a long line and a long read do not fit.
+    driver.set_room(watcher, Some(0));
+    driver.ask(watcher, "stats\r\n");
+    assert_eq!(driver.ask(other, "list-jobs default any 5\r\n"), "OUT_OF_MEMORY\r\n");
+    assert_eq!(driver.ask(other, "delete-batch".to_owned() + &" 9".repeat(1_000)), "");
+    assert_eq!(driver.ask(other, "\r\n"), "OUT_OF_MEMORY\r\n");
+    driver.receive(other, "list-tube-used\r\n".repeat(200));
+    driver.iterate();
+    assert!(driver.unread(other) >= 200 * 16 - 1024, "{} bytes are left", driver.unread(other));
+}
+
 /// A command gives out only some hundred of them.
 #[test]
 fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
@@ -482,9 +542,51 @@ fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
         let worker = driver.connect();
         assert_eq!(driver.ask(worker, "reserve\r\n"), "");
     }
-    driver.ask(client, "put 9 0 9 0 con:k:1000\r\n\r\n");
+    driver.receive(client, "put 9 0 9 0 con:k:1000\r\n\r\n");
+    driver.iterate();
+    assert!(driver.facts().reserved < WORKERS as u64, "all are given out in one step");
     driver.advance(Nanos::from_millis(1));
     assert_eq!(driver.facts().reserved, WORKERS as u64 + 1);
+}
+
+/// The memory of groups is in the limit of that of jobs.
+#[test]
+fn a_job_with_a_group_takes_more_memory_than_one_with_a_key() {
+    let [key, group] = ["idp", "con"].map(|tag| {
+        let mut driver = Driver::new(Options::DEFAULT, START);
+        let client = driver.connect();
+        let put = |number| format!("put 0 0 9 0 {tag}:{number}\r\n\r\n");
+        driver.ask(client, (0..10_000).map(put).collect::<String>());
+        driver.job_bytes()
+    });
+    assert!(group > key + 10_000 * 200, "{key} bytes with keys, and {group} with groups");
+}
+
+/// An idle server gives it back.
+#[test]
+fn the_memory_of_large_bodies_is_given_back_after_a_while() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let client = driver.connect();
+    let put = format!("put 0 0 9 60000\r\n{}\r\n", "x".repeat(60_000));
+    driver.ask(client, put + "delete 1\r\n");
+    assert!(driver.job_bytes() > 60_000, "pages are kept for the next bodies");
+    driver.advance(Nanos::from_secs(1));
+    assert!(driver.job_bytes() < 10_000, "{} bytes are taken", driver.job_bytes());
+}
+
+/// Of many that come back too often only the first 100 are logged one by one, and then how many more these are.
+#[test]
+fn the_number_of_jobs_that_were_buried_is_due_to_be_logged_by_an_idle_server() {
+    let mut options = Options::DEFAULT;
+    options.settings.bury_after = NonZero::new(1);
+    let mut driver = Driver::new(options, START);
+    let worker = driver.connect();
+    driver.ask(worker, "put 0 0 9 0\r\n\r\n".repeat(101) + "reserve-batch 101\r\n");
+    driver.end(worker, End::HangUp);
+    driver.settle();
+    assert_eq!(driver.facts().buried, 101);
+    let soon = driver.now + Nanos::from_millis(10_001);
+    assert!(driver.next_due().is_some_and(|due| driver.now < due && due < soon));
 }
 
 /// The flush frees it last.
@@ -635,5 +737,99 @@ fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
     assert_eq!(driver.take_text(lister), "NOT_FOUND\r\n");
     let page = driver.ask(lister, "list-jobs new any 10\r\n");
     assert!(page.contains("next: 0\n") && page.contains("- {id: 5002,"), "{page}");
+    driver.check();
+}
+
+/// A job that has left the state meanwhile is left out.
+#[test]
+fn a_page_of_jobs_in_steps_has_jobs_in_its_state_only() {
+    let limits = Limits {
+        jobs_compared_at_once: 0,
+        ids_looked_up_at_once: 1,
+        memory_pages_per_step: 1,
+        ..Limits::DEFAULT
+    };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let [lister, other] = driver.clients();
+    driver.ask(other, "put-in-tube a 0 0 9 0\r\n\r\n".repeat(2));
+    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
+    driver.receive(lister, "list-jobs a ready 10\r\n");
+    driver.iterate();
+    assert!(driver.is_in_steps(lister), "the jobs are compared in one step");
+    driver.receive(other, "reserve-job 1\r\n");
+    driver.settle();
+    let page = driver.take_text(lister);
+    assert!(!page.contains("{id: 1,") && page.contains("{id: 2, state: ready,"), "{page}");
+}
+
+/// Each takes some memory.
+#[test]
+fn at_most_256_pages_of_jobs_are_made_in_steps_at_the_same_time() {
+    let limits = Limits {
+        iteration_work: 1 << 30,
+        jobs_compared_at_once: 0,
+        ids_looked_up_at_once: 1,
+        memory_pages_per_step: 1,
+        ..Limits::DEFAULT
+    };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let clients: [Client; 300] = driver.clients();
+    driver.ask(clients[0], "put 0 0 9 0\r\n\r\n".repeat(5_000));
+    clients.iter().for_each(|&client| driver.receive(client, "list-jobs default any 1\r\n"));
+    driver.settle();
+    let replies = clients.map(|client| driver.take_text(client));
+    let refused = replies.iter().filter(|reply| *reply == "OUT_OF_MEMORY\r\n").count();
+    assert_eq!(refused, 300 - 256);
+    assert!(driver.ask(clients[299], "list-jobs default any 1\r\n").contains("{id: 1,"));
+}
+
+/// The flush of a job is found by a search among all of them.
+#[test]
+fn at_most_1024_flushes_have_jobs_that_are_not_freed() {
+    const MOST: usize = 1024;
+    let limits = Limits { iteration_work: 1 << 30, first_flush_work: 1, ..Limits::DEFAULT };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let clients: [Client; MOST + 1] = driver.clients();
+    for tube in 0..clients.len() {
+        driver.ask(clients[0], format!("put-in-tube {tube} 0 0 9 0\r\n\r\n").repeat(2));
+    }
+    for (tube, &client) in clients.iter().enumerate() {
+        driver.receive(client, format!("flush-tube {tube}\r\n"));
+    }
+    driver.iterate();
+    let pending = clients.iter().filter(|&&client| driver.received(client).is_empty()).count();
+    assert_eq!(pending, MOST);
+    assert_eq!(driver.take_text(clients[MOST]), "OUT_OF_MEMORY\r\n");
+    driver.advance(Nanos::from_millis(1));
+    assert_eq!(driver.take_text(clients[0]), "FLUSHED 2\r\n");
+}
+
+/// A large flush of the same tube goes on meanwhile.
+#[test]
+fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
+    let put = "put 0 0 900 1 idp:key:60\r\nx\r\n";
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let [first, second, worker, producer] = driver.clients();
+    driver.ask(producer, "put 0 0 900 0\r\n\r\n".repeat(10_000));
+    driver.ask(producer, "reserve-job 1\r\n");
+    driver.receive(first, "flush-tube default\r\n");
+    driver.iterate();
+    driver.now = driver.now + Nanos::from_secs(50);
+    driver.receive(worker, [put, "reserve-job 10001\r\n"].concat());
+    driver.iterate();
+    assert_eq!(driver.take_text(worker), "INSERTED 10001\r\nRESERVED 10001 1\r\nx\r\n");
+    driver.receive(second, "flush-tube default\r\n");
+    driver.iterate();
+    driver.now = driver.now + Nanos::from_secs(20);
+    // While the job is not freed, and when its worker is gone.
+    for id in 10_002..10_004 {
+        driver.receive(producer, put);
+        driver.iterate();
+        let reply = driver.take_text(producer);
+        assert!(reply.ends_with("INSERTED 10001 DELETED\r\n"), "put {id}: {reply}");
+        driver.end(worker, End::HangUp);
+    }
+    assert_eq!(driver.take_text(first), "", "10,000 jobs are freed in six steps");
+    driver.settle();
     driver.check();
 }
