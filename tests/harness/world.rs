@@ -139,7 +139,9 @@ fn launch(program: &Program, arguments: &[String], directory: &Path) -> (Daemon,
             let lease = directory.join("lease").display().to_string();
             let url = arguments.iter().skip_while(|&&argument| argument != "-b").nth(1);
             let leave = ["-b", url.expect("a binlog"), "--leave", &lease];
-            assert!(command(path, leave).status().expect("it starts").success());
+            // An etcd that is asked by all tests at the same time may answer too late.
+            let left = || command(path, leave).status().expect("it starts").success();
+            wait_until("etcd takes the lease back", left);
             let mut server = command(path, &arguments);
             server.env("RUNTIME_DIRECTORY", directory);
             // It listens when it leads.
