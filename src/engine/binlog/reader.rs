@@ -93,9 +93,11 @@ const SEARCH_PER_BYTE: u64 = 16;
 const SECTOR: u64 = 512;
 /// A short record begins with at most this many zeros.
 const ZEROS_BEFORE_ID: u64 = 16;
-/// 2000-01-01. In a file without checksums, a record found by trying every byte must be newer than
-/// this, or it is no record.
+/// In a file without checksums, a record found by trying every byte must be that of a job from this year or later,
+/// with a body and not too high an id, or it is no record: the end of one record and the beginning of the next one
+/// often look like one too.
 const YEAR_2000: Nanos = Nanos::from_secs(946_684_800);
+const HIGHEST_LIKELY_ID: u64 = 1 << 48;
 
 impl<'d> Reader<'d> {
     /// Opens a file and reads its head.
@@ -291,7 +293,9 @@ impl<'d> Reader<'d> {
                 Ok(Head { nonce, .. }) if layout.has_checksums => {
                     self.nonce.is_none_or(|of_file| of_file == nonce)
                 }
-                Ok(Head { content: Content::Job(job), .. }) => job.created_at >= YEAR_2000,
+                Ok(Head { content: Content::Job(job), id, body_len, .. }) => {
+                    body_len > 0 && id <= HIGHEST_LIKELY_ID && job.created_at >= YEAR_2000
+                }
                 Err(Corruption::ZEROS) => match self.end_of_zeros(offset)? {
                     Some(at) if at > offset => {
                         offset = at;
