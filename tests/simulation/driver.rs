@@ -51,7 +51,7 @@ pub struct Simulation {
     is_congested: bool,
     /// The time of the last iteration that began with a congested disk.
     congested_at: u64,
-    /// The time of the last event that ended reads of bodies.
+    /// The time of the last event that ended reads of bodies, and of the last iteration whose reads might fail.
     read_at: u64,
     syncs: Syncs,
     /// The crash that follows when the disk fails.
@@ -394,6 +394,9 @@ impl Simulation {
         self.is_congested = self.driver.is_congested();
         if self.is_congested {
             self.congested_at = self.now();
+        }
+        if !self.disk.faults().of_reads.is_empty() {
+            self.read_at = self.now();
         }
         self.driver.begin();
         self.follow_tick()?;

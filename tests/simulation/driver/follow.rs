@@ -118,7 +118,10 @@ impl Simulation {
     /// Lets the model do what was due. What is due at once may be done in any order: the replies
     /// must be those of one of them.
     pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
-        let (now, last_seq) = (self.now(), self.model.last_seq);
+        // With a body cache the server looks in each iteration at what is due, and not before the commands that ran.
+        let ran_at = self.setup.body_cache.map_or(0, |_| self.model.last_command_at);
+        let now = self.now().max(ran_at);
+        let last_seq = self.model.last_seq;
         self.end_reads();
         let due = self.model.due(now);
         // Without waiters the order makes no difference, except to the order of buried jobs.
