@@ -804,7 +804,7 @@ fn at_most_1024_flushes_have_jobs_that_are_not_freed() {
     assert_eq!(driver.take_text(clients[0]), "FLUSHED 2\r\n");
 }
 
-/// A large flush of the same tube goes on meanwhile.
+/// A large flush of the same tube is not over yet.
 #[test]
 fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
     let put = "put 0 0 900 1 idp:key:60\r\nx\r\n";
