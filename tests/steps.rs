@@ -27,6 +27,14 @@ fn server_in_small_steps() -> Driver {
     Driver::new(Options { limits, ..Options::DEFAULT }, START)
 }
 
+/// A page of jobs compares one memory page of jobs in each step.
+const PAGES_IN_STEPS: Limits = Limits {
+    jobs_compared_at_once: 0,
+    ids_looked_up_at_once: 1,
+    memory_pages_per_step: 1,
+    ..Limits::DEFAULT
+};
+
 /// Half of the TTRs of a closed connection run out before it has given back its jobs, and waiting workers
 /// get these jobs. It must not give them back too.
 #[test]
@@ -718,13 +726,8 @@ fn pages_of_clients_are_refused_when_they_take_too_much_memory() {
 /// meanwhile.
 #[test]
 fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
-    let limits = Limits {
-        jobs_compared_at_once: 0,
-        ids_looked_up_at_once: 1,
-        memory_pages_per_step: 1,
-        ..Limits::DEFAULT
-    };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let options = Options { limits: PAGES_IN_STEPS, ..Options::DEFAULT };
+    let mut driver = Driver::new(options, START);
     let [lister, other] = driver.clients();
     driver.ask(other, "put-in-tube gone 0 0 9 0\r\n\r\n");
     driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
@@ -743,13 +746,8 @@ fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
 /// A job that has left the state meanwhile is left out.
 #[test]
 fn a_page_of_jobs_in_steps_has_jobs_in_its_state_only() {
-    let limits = Limits {
-        jobs_compared_at_once: 0,
-        ids_looked_up_at_once: 1,
-        memory_pages_per_step: 1,
-        ..Limits::DEFAULT
-    };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let options = Options { limits: PAGES_IN_STEPS, ..Options::DEFAULT };
+    let mut driver = Driver::new(options, START);
     let [lister, other] = driver.clients();
     driver.ask(other, "put-in-tube a 0 0 9 0\r\n\r\n".repeat(2));
     driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
@@ -765,13 +763,7 @@ fn a_page_of_jobs_in_steps_has_jobs_in_its_state_only() {
 /// Each takes some memory.
 #[test]
 fn at_most_256_pages_of_jobs_are_made_in_steps_at_the_same_time() {
-    let limits = Limits {
-        iteration_work: 1 << 30,
-        jobs_compared_at_once: 0,
-        ids_looked_up_at_once: 1,
-        memory_pages_per_step: 1,
-        ..Limits::DEFAULT
-    };
+    let limits = Limits { iteration_work: 1 << 30, ..PAGES_IN_STEPS };
     let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
     let clients: [Client; 300] = driver.clients();
     driver.ask(clients[0], "put 0 0 9 0\r\n\r\n".repeat(5_000));

@@ -25,7 +25,7 @@ mod remote;
 mod replay;
 mod space;
 
-use harness::driver::{Options, START};
+use harness::driver::{Client, Options, START};
 use harness::fake_disk::{FakeDisk, Files};
 use harness::instance::Instance;
 
@@ -54,4 +54,11 @@ fn fill_and_drain(server: &mut Instance) -> u64 {
         server.delete(id);
     }
     LAST
+}
+
+/// Sends a flush that takes more than one step, and runs the first.
+fn begin_flush(server: &mut Instance, flusher: Client, command: &str) {
+    server.receive(flusher, command);
+    server.iterate();
+    assert_eq!(server.take_text(flusher), "", "all jobs are freed in one step");
 }

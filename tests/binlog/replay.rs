@@ -1,5 +1,6 @@
 //! What a start restores: order, ids, counters, due times and flushes.
 
+use crate::begin_flush;
 use crate::disk_with_file;
 use crate::harness::driver::{Nanos, Options, START, Syncing};
 use crate::harness::fake_disk::FakeDisk;
@@ -158,9 +159,7 @@ fn a_stop_during_a_flush_leaves_no_job_to_be_deleted_by_the_next_start() {
     let (disk, mut server) = start(OPTIONS);
     server.ask("put 0 0 9 1\r\nx\r\n".repeat(5_000));
     let flusher = server.connect();
-    server.receive(flusher, "flush-tube default\r\n");
-    server.iterate();
-    assert_eq!(server.take_text(flusher), "", "5,000 jobs are freed in one step");
+    begin_flush(&mut server, flusher, "flush-tube default\r\n");
     server.close();
     let mut again = Instance::start(&disk, OPTIONS, server.now);
     assert_eq!((again.recovered.jobs, again.stat("binlog-records-written")), (0, 0));
@@ -173,9 +172,7 @@ fn the_key_of_a_flushed_job_is_kept_for_its_ttl_after_the_clock_was_set_back() {
     let (disk, mut server) = start(OPTIONS);
     server.ask("put 0 0 9 1\r\nx\r\n".repeat(5_000) + put);
     let client = server.client;
-    server.receive(client, "flush-tube default\r\n");
-    server.iterate();
-    assert_eq!(server.take_text(client), "", "5,001 jobs are freed in one step");
+    begin_flush(&mut server, client, "flush-tube default\r\n");
     let now = server.now.before(Nanos::from_secs(1_000));
     let mut again = Instance::on_files(&disk.live_files(), OPTIONS, now);
     assert_eq!(again.recovered.jobs, 0);
@@ -216,9 +213,7 @@ fn a_buried_job_that_was_reserved_before_a_restart_is_flushed_with_the_others() 
     server.expect("reserve-job 1000\r\n", "RESERVED 1000 1\r\nx\r\n");
     let mut server = Instance::on_files(&disk.live_files(), OPTIONS, server.now);
     let client = server.client;
-    server.receive(client, "flush-buried default\r\n");
-    server.iterate();
-    assert_eq!(server.take_text(client), "", "1,000 jobs are freed in one step");
+    begin_flush(&mut server, client, "flush-buried default\r\n");
     let again = Instance::on_files(&server.disk.live_files(), OPTIONS, server.now);
     assert_eq!(again.recovered.jobs, 0);
 }
