@@ -628,8 +628,8 @@ fn options(setup: &Setup) -> driver::Options {
         Some(0) => Syncing::EachIteration,
         Some(span) => Syncing::Within(nanos(span)),
     };
-    // Only with threads a body of any length is read in the background, and replies wait for theirs. What is due after a long time is done
-    // at once, unless the setup has a small limit.
+    // Only with threads a body of any length is read in the background, and replies wait for theirs. What is due
+    // after a long time is done at once, unless the setup has a small limit.
     let least_due_work = setup.limits.most_due_work;
     let congested_bytes = setup.congested_above.map_or(usize::MAX, to_usize);
     let read_at_once_bytes = usize::MAX;
