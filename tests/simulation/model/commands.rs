@@ -151,7 +151,9 @@ impl Model {
         let until = secs.map(|secs| began_at + u64::from(secs) * SECOND);
         let at = self.waiters.partition_point(|other| other.seq < seq);
         self.waiters.insert(at, Waiter { client: call.by, until, batch, seq });
-        if secs == Some(0) || self.clients[&call.by].is_half_closed {
+        // One in steps may find none after its time, if the disk was congested meanwhile.
+        let is_over = until.is_some_and(|until| until <= call.now);
+        if is_over || self.clients[&call.by].is_half_closed {
             self.time_out(call.by);
         }
     }
