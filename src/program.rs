@@ -6,7 +6,7 @@ use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::inspect;
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
-use crate::os::disk::Directory;
+use crate::os::disk::{Directory, MOVING};
 use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::init::Machine;
 use crate::os::membership::{Duty, LeaseNote, Membership, Standing};
@@ -187,9 +187,10 @@ fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
         // That of an export that was killed.
         let _ = fs::remove_dir_all(&part);
         let moved = copy_through(&part, &mut *disk, &files, &mut directory);
-        let _ = fs::remove_dir_all(part);
         if moved.is_err() {
             files.iter().for_each(|&(number, _)| _ = directory.remove(number));
+            let _ = fs::remove_dir_all(part);
+            let _ = fs::remove_dir_all(path.join(MOVING));
         }
         moved.map(|()| report_copy(&files, path.display()))
     });

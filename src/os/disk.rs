@@ -76,6 +76,9 @@ const TRUNCATE_STEP: u64 = 256 * 1024;
 /// The thread does so by this much, in a few milliseconds, for which a sync waits.
 const TRUNCATE_STEP_OF_THREAD: u64 = 4 * 1024 * 1024;
 
+/// The directory from which an export moves the files of a binlog to their places.
+pub const MOVING: &str = "binlog.moving";
+
 /// So many zeros are written in a row where the file system cannot allocate space.
 const ZEROS: usize = 16 * 1024;
 
@@ -108,8 +111,14 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Opens the directory for reading, without the lock: another process may write to it.
+    /// Opens the directory for reading, without the lock: another process may write to it. It is refused if it
+    /// has only some files of an export.
     pub fn open_unlocked(path: &Path) -> io::Result<Directory> {
+        if path.join(MOVING).exists() {
+            let why =
+                "an export ended before it had moved all files there; empty it and export again";
+            return Err(io::Error::other(why));
+        }
         Ok(Directory {
             home: Arc::new(Home { path: path.to_owned(), file: File::open(path)? }),
             files: Vec::new(),
@@ -123,11 +132,17 @@ impl Directory {
         })
     }
 
-    /// Moves the files of another directory of the same file system here.
+    /// Moves the files of another directory of the same file system here. Until it has all of them, this directory
+    /// cannot be opened again.
     pub fn take_all(&self, from: &mut Directory) -> io::Result<()> {
+        let moving = self.home.path.join(MOVING);
         let numbers = from.list()?;
-        let move_one = |number| fs::rename(from.path_of(number), self.path_of(number));
-        numbers.into_iter().try_for_each(move_one)
+        fs::rename(&from.home.path, &moving)?;
+        for number in numbers {
+            let path = self.path_of(number);
+            fs::rename(moving.join(path.file_name().expect("it has a name")), path)?;
+        }
+        fs::remove_dir(moving)
     }
 
     fn path_of(&self, number: FileNumber) -> PathBuf {

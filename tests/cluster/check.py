@@ -695,7 +695,7 @@ def check_and_dump(cluster):
 
 @case()
 def export_that_fails(cluster):
-    """It leaves nothing that passes for a binlog."""
+    """It leaves nothing that passes for a binlog, even if it is killed."""
     # The second file is too large.
     put_jobs(cluster.start(flags=["-s", "65536"]), [b"x" * 10_000, b"x" * 60_000])
     directory = cluster.workspace.path("part")
@@ -705,6 +705,11 @@ def export_that_fails(cluster):
     text = run("sh", "-c", script, "sh", cluster.program, "-b", url, "--export", directory, expect=REFUSED)
     assert "binlog.2: File too large" in text, text
     expect("the files", os.listdir(directory), ["lock"])
+    # The third name that it changes is that of the second file.
+    strace = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "inject=rename:signal=KILL:when=3"]
+    run(*strace, cluster.program, "-b", url, "--export", directory, expect=-signal.SIGKILL)
+    text = cluster.run("--export", directory, expect=REFUSED)
+    assert "empty it and export again" in text, text
 
 
 @case()

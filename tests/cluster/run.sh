@@ -9,7 +9,7 @@ set -eu
 PATH=$PATH:/usr/sbin
 here=$(dirname "$0")
 
-for program in etcd haproxy openssl python3; do
+for program in etcd haproxy openssl python3 strace; do
 	if ! command -v "$program" >/dev/null; then
 		echo "SKIPPED: $program is not installed, no cluster is tried"
 		[ "${CI:-}" != true ] || exit 1

@@ -125,6 +125,17 @@ fn a_binlog_that_is_no_file_of_a_server() {
     assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &[flags[1], cause]);
 }
 
+/// No server takes a part of an export for the whole.
+#[test]
+fn a_directory_to_which_an_export_was_moving_files() {
+    let directory = tempfile::tempdir().unwrap();
+    create_dir(directory.path().join("binlog.moving")).unwrap();
+    let flags = ["-b", path_text(directory.path())];
+    let cause = "an export ended before it had moved all files there; empty it and export again";
+    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &[flags[1], cause]);
+    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+}
+
 #[test]
 fn a_binlog_of_a_newer_version() {
     let directory = tempfile::tempdir().unwrap();
