@@ -32,19 +32,23 @@ pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result {
         }
         _ => return Err(needs("one tube, and --all or --limit N")),
     }
-    task.run(ctl, |ctl, jobs| {
-        ctl.request(jobs, |job| format!("kick-job {}", job.text("id")), "KICKED")
-    })
+    task.run(ctl, &|ctl, jobs| request(ctl, "kick-job", jobs, "KICKED"))
 }
 
 /// `delete`
 pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result {
     let (ids, states) = (args.ids(0)?, NOT_HELD.to_vec());
-    Task { asks: ids.len() > 1, ids, states, ..Task::default() }.run(ctl, delete_each)
+    Task { asks: ids.len() > 1, ids, states, ..Task::default() }.run(ctl, &delete_each)
 }
 
-fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result {
-    ctl.request(jobs, |job| format!("delete {}", job.text("id")), "DELETED")
+fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result<Vec<u64>> {
+    request(ctl, "delete", jobs, "DELETED")
+}
+
+/// Sends a command about each of these jobs. Returns the ids of those that it did not find.
+fn request(ctl: &mut Ctl, command: &str, jobs: &[Fields], done: &str) -> Result<Vec<u64>> {
+    let missed = ctl.request(jobs, |job| format!("{command} {}", job.text("id")), done)?;
+    Ok(missed.iter().map(|job| job.number("id")).collect())
 }
 
 /// `flush`
@@ -70,7 +74,7 @@ pub fn flush_selected(ctl: &mut Ctl, mut task: Task<'_>) -> Result {
             let held = if is_all { tube.jobs("reserved") } else { 0 };
             let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
             task.states = if is_all { NOT_HELD.to_vec() } else { task.states };
-            task.each(ctl, delete_each)?;
+            task.each(ctl, &delete_each)?;
             if held > 0 {
                 ctl.work.fail(rest);
             }
@@ -116,7 +120,7 @@ fn set_pause(ctl: &mut Ctl, args: &Flags, words: &[String], time: u32) -> Result
         ctl.work.add(tubes.len() as u64);
         return Ok(());
     }
-    ctl.request(&tubes, |tube| format!("pause-tube {} {time}", tube.name), "PAUSED")
+    ctl.request(&tubes, |tube| format!("pause-tube {} {time}", tube.name), "PAUSED").map(|_| ())
 }
 
 /// Returns those of these tubes that are there. The others are reported.

@@ -145,9 +145,13 @@ impl Flags {
         })
     }
 
-    /// Returns the words from an index on as ids of jobs.
+    /// Returns the words from an index on as ids of jobs, each once.
     pub fn ids(&self, from: usize) -> Result<Vec<u64>> {
-        self.words[from..].iter().map(|word| id(word)).collect()
+        let mut ids: Vec<u64> =
+            self.words[from..].iter().map(|word| id(word)).collect::<Result<_>>()?;
+        let mut seen = BTreeSet::new();
+        ids.retain(|&id| seen.insert(id));
+        Ok(ids)
     }
 }
 

@@ -91,10 +91,8 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
         })
     };
     // One at a time, so that at most one is in both tubes.
-    task.run(ctl, |ctl, jobs| {
-        let twice = "now in both tubes, as its time to run has ended";
-        jobs.chunks(1).try_for_each(|job| take(ctl, job, twice, put))
-    })
+    let twice = "now in both tubes, as its time to run has ended";
+    task.run(ctl, &|ctl, jobs| take(ctl, jobs, 1, twice, put))
 }
 
 /// `export`
@@ -106,56 +104,57 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
     }
     ctl.verb = if takes { "take" } else { "export" };
     let states = if takes { NOT_HELD.to_vec() } else { vec!["any"] };
-    Task { asks: takes, tube, states, ..Task::default() }.run(ctl, |ctl, jobs| {
+    Task { asks: takes, tube, states, ..Task::default() }.run(ctl, &|ctl, jobs| {
         let largest = jobs.iter().map(|job| job.number("bytes")).fold(1, u64::max);
         let count = usize::try_from(PIECE_MAX / largest).unwrap_or(1).max(1);
-        jobs.chunks(count).try_for_each(|piece| {
-            if takes {
-                let twice = "written and not deleted, as its TTR has ended";
-                return take(ctl, piece, twice, |_, jobs| print_jobs(jobs).and_then(|()| sync()));
-            }
+        if takes {
+            let twice = "written and not deleted, as its TTR has ended";
+            return take(ctl, jobs, count, twice, |_, jobs| print_jobs(jobs).and_then(|()| sync()));
+        }
+        for piece in jobs.chunks(count) {
             let (found, _) = with_bodies(&mut ctl.conn, piece.iter().collect(), "peek")?;
+            print_jobs(&found)?;
             ctl.work.add(found.len() as u64);
-            print_jobs(&found)
-        })
+        }
+        Ok(Vec::new())
     })
 }
 
-/// Takes jobs out of their tube: they are reserved, saved, and deleted last. A crash in between leaves them in
-/// both places, and never in none. Those that cannot be saved return to the state that they had. `twice` is the
-/// message for a job that cannot be deleted.
+/// Takes jobs out of their tube, some at once: they are reserved, saved, and deleted last. A crash in between
+/// leaves them in both places, and never in none. Those that cannot be saved return to the state that they had.
+/// `twice` is the message for a job that cannot be deleted. Returns the ids of those that cannot be reserved.
 fn take(
     Ctl { conn, work, .. }: &mut Ctl,
     jobs: &[Fields],
+    count: usize,
     twice: &str,
     save: impl Fn(&mut Conn, &[Whole<'_>]) -> Result,
-) -> Result {
-    let mut left = jobs.iter().collect();
-    while !work.is_stopped() {
-        let (taken, blocked) = with_bodies(conn, left, "reserve-job")?;
-        if taken.is_empty() {
-            // Those that are gone since they were found are not.
-            let ids: Vec<u64> = blocked.iter().map(|job| job.number("id")).collect();
-            let is_ready = |job: &&Fields| job.text("state") == "ready";
-            work.blocked +=
-                look::jobs(conn, &ids)?.iter().flatten().filter(is_ready).count() as u64;
-            break;
-        }
-        if let Err(failure) = save(conn, &taken) {
-            let _ = taken.iter().try_for_each(|(job, _)| give_back(conn, job));
-            return Err(failure);
-        }
-        let replies = conn.ask_each(&taken, |(job, _)| format!("delete {}", job.text("id")))?;
-        for ((job, _), reply) in taken.iter().zip(replies) {
-            match reply.line == "DELETED" {
-                true => work.add(1),
-                false => work.fail(format_args!("job {}: {twice}", job.text("id"))),
+) -> Result<Vec<u64>> {
+    let mut missed = Vec::new();
+    for piece in jobs.chunks(count) {
+        let mut left = piece.iter().collect();
+        while !work.is_stopped() {
+            let (taken, others) = with_bodies(conn, left, "reserve-job")?;
+            // The jobs that are gone no longer block others with their `con:` key.
+            left = others;
+            if taken.is_empty() {
+                break;
+            }
+            if let Err(failure) = save(conn, &taken) {
+                let _ = taken.iter().try_for_each(|(job, _)| give_back(conn, job));
+                return Err(failure);
+            }
+            let replies = conn.ask_each(&taken, |(job, _)| format!("delete {}", job.text("id")))?;
+            for ((job, _), reply) in taken.iter().zip(replies) {
+                match reply.line == "DELETED" {
+                    true => work.add(1),
+                    false => work.fail(format_args!("job {}: {twice}", job.text("id"))),
+                }
             }
         }
-        // The jobs that are gone no longer block others with their `con:` key.
-        left = blocked;
+        missed.extend(left.iter().map(|job| job.number("id")));
     }
-    Ok(())
+    Ok(missed)
 }
 
 /// Returns those of these jobs whose bodies a command gets, and the others.

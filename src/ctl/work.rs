@@ -11,15 +11,19 @@ use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Read, Write};
+use std::slice;
 use std::time::Duration;
+
+/// How often work without progress is tried again, and the time before each further pass over a tube: a worker
+/// may hold a job for a moment only.
+const TRIES: usize = 5;
+const TRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Work that ends early, with a report, if SIGINT arrives.
 #[derive(Default)]
 pub struct Work {
     /// The number of jobs that are done.
     pub done: u64,
-    /// The number of jobs that cannot be reserved, because others with their `con:` key are.
-    pub blocked: u64,
     /// The number of jobs that the work is about, once it has begun; 0 if it shows no progress.
     total: Option<u64>,
     signals: Option<Signals>,
@@ -27,6 +31,9 @@ pub struct Work {
     /// The exit code, unless the work ends with a failure.
     pub exit_code: u8,
 }
+
+/// Acts on some jobs. Returns the ids of those that could not be done.
+type Act<'a> = &'a dyn Fn(&mut Ctl, &[Fields]) -> Result<Vec<u64>>;
 
 /// The jobs that a command works on: those with some ids, or those of a tube.
 #[derive(Default)]
@@ -50,14 +57,18 @@ impl Task<'_> {
         self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(ctl.work.done))
     }
 
+    /// Returns the number of jobs of a tube in its states.
+    fn count(&self, tube: &Tube) -> u64 {
+        self.states.iter().map(|state| tube.jobs(state)).sum()
+    }
+
     /// Asks, and begins the work. A dry run on a tube prints the number of jobs and has no work. Returns whether
     /// there is work.
     pub fn begin(&self, ctl: &mut Ctl) -> Result<bool> {
         let (Task { to, tube, ids, .. }, verb) = (self, ctl.verb);
-        let in_states = |tube: &Tube| self.states.iter().map(|state| tube.jobs(state)).sum();
         let of_tube = tube.as_ref().map_or(String::new(), |tube| format!(" of tube {}", tube.name));
         let searched = tube.as_ref().filter(|_| ids.is_empty());
-        let total = searched.map_or(ids.len() as u64, in_states).min(self.left(ctl));
+        let total = searched.map_or(ids.len() as u64, |tube| self.count(tube)).min(self.left(ctl));
         let is_part = verb == "delete" && self.states == ["buried"];
         let noun = if is_part { "buried job" } else { "job" };
         let what = format!("{}{of_tube}{to}", CountOf(total, noun));
@@ -71,43 +82,77 @@ impl Task<'_> {
         Ok(true)
     }
 
-    /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped. In a dry
-    /// run they are only counted.
-    pub fn each(&self, ctl: &mut Ctl, act: impl Fn(&mut Ctl, &[Fields]) -> Result) -> Result {
-        for window in self.ids.chunks(WINDOW) {
-            let jobs = self.named(ctl, window)?;
-            if ctl.is_dry_run {
-                ctl.work.add(jobs.len() as u64);
-                continue;
-            }
-            let settled = |ctl: &Ctl| ctl.work.done + ctl.work.blocked;
-            let before = settled(ctl);
-            act(ctl, &jobs)?;
-            if ctl.work.is_stopped() {
+    /// Calls `act` with some of the jobs after the other, until all are done or the work is stopped.
+    pub fn each(&self, ctl: &mut Ctl, act: Act<'_>) -> Result {
+        match &self.tube {
+            Some(tube) if self.ids.is_empty() => self.each_of(tube, ctl, act),
+            _ => self.ids.chunks(WINDOW).try_for_each(|ids| self.each_named(ids.into(), ctl, act)),
+        }
+    }
+
+    /// Acts on the jobs with some ids. In a dry run they are only counted.
+    fn each_named(&self, mut ids: Vec<u64>, ctl: &mut Ctl, act: Act<'_>) -> Result {
+        for _ in 0..TRIES {
+            if ids.is_empty() || ctl.work.is_stopped() {
                 return Ok(());
             }
-            if settled(ctl) - before < jobs.len() as u64 {
-                ctl.work.fail(
-                    "some of these jobs are gone, or held by a worker, since they were found",
-                );
+            let jobs = self.named(ctl, &ids)?;
+            if ctl.is_dry_run {
+                ctl.work.add(jobs.len() as u64);
+                return Ok(());
             }
+            ids = act(ctl, &jobs)?;
         }
-        let Some(tube) = self.tube.as_ref().filter(|_| self.ids.is_empty()) else { return Ok(()) };
-        for &state in &self.states {
-            // Jobs that are put meanwhile are left out.
-            let left = self.left(ctl).min(tube.jobs(state));
-            let mut pages = Pages { tube: &tube.name, state, after: 0, left };
-            while !ctl.work.is_stopped()
-                && let jobs @ [_, ..] = &pages.next(&mut ctl.conn)?[..]
-            {
-                act(ctl, jobs)?;
+        let why = "others with its con: key are reserved, or a worker held it";
+        ids.iter().for_each(|id| ctl.work.fail(format_args!("job {id}: {why}")));
+        Ok(())
+    }
+
+    /// Acts on the jobs of a tube. Jobs that are put meanwhile are left out.
+    fn each_of(&self, tube: &Tube, ctl: &mut Ctl, act: Act<'_>) -> Result {
+        let total = self.count(tube).min(self.left(ctl));
+        let (mut before, mut tries) = (None, 0);
+        // A job that is in both places must not be taken again.
+        while ctl.work.done < total
+            && ctl.work.exit_code == 0
+            && !ctl.work.is_stopped()
+            && let Some(tube) = look::tubes(&mut ctl.conn, slice::from_ref(&tube.name))?.remove(0)
+        {
+            // A worker may give back a job that it holds.
+            let held = if self.states.contains(&"ready") { tube.jobs("reserved") } else { 0 };
+            let left = (total - ctl.work.done).min(self.count(&tube) + held);
+            tries = if before == Some(ctl.work.done) { tries + 1 } else { 0 };
+            match tries {
+                _ if left == 0 => break,
+                0 => {}
+                TRIES => {
+                    let (jobs, are) = (CountOf(left, "job"), if left == 1 { "is" } else { "are" });
+                    let why = "workers hold them, or others with their con: key are reserved";
+                    ctl.work.fail(format_args!("{jobs} of tube {} {are} left: {why}", tube.name));
+                    break;
+                }
+                _ => _ = ctl.work.wait(TRY_PAUSE),
+            }
+            before = Some(ctl.work.done);
+            for &state in &self.states {
+                let left = total.saturating_sub(ctl.work.done).min(tube.jobs(state));
+                let mut pages = Pages { tube: &tube.name, state, after: 0, left };
+                while !ctl.work.is_stopped()
+                    && let jobs @ [_, ..] = &pages.next(&mut ctl.conn)?[..]
+                {
+                    act(ctl, jobs)?;
+                }
+            }
+            // A copy of jobs is whole after one look: those that are left are copied already.
+            if ctl.verb == "export" {
+                break;
             }
         }
         Ok(())
     }
 
     /// Begins, and does all work.
-    pub fn run(&self, ctl: &mut Ctl, act: impl Fn(&mut Ctl, &[Fields]) -> Result) -> Result {
+    pub fn run(&self, ctl: &mut Ctl, act: Act<'_>) -> Result {
         if self.begin(ctl)? { self.each(ctl, act) } else { Ok(()) }
     }
 
@@ -116,10 +161,13 @@ impl Task<'_> {
     fn named(&self, ctl: &mut Ctl, ids: &[u64]) -> Result<Vec<Fields>> {
         let mut jobs = Vec::new();
         for (id, job) in ids.iter().zip(look::jobs(&mut ctl.conn, ids)?) {
-            let is_here =
-                |job: &Fields| self.tube.as_ref().is_none_or(|tube| tube.name == job.text("tube"));
-            match job.filter(is_here) {
+            let elsewhere =
+                |job: &Fields| self.tube.as_ref().is_some_and(|tube| tube.name != job.text("tube"));
+            match job {
                 None => ctl.work.fail(format_args!("job {id}: not found")),
+                Some(job) if elsewhere(&job) => {
+                    ctl.work.fail(format_args!("job {id}: it is in tube {}", job.text("tube")));
+                }
                 Some(job) if job.text("state") == "reserved" => {
                     ctl.work.fail(format_args!("job {id}: a worker holds it"));
                 }
@@ -190,14 +238,21 @@ impl Ctl {
         self.work = Work { total: Some(total), signals: Signals::take().ok(), ..Work::default() };
     }
 
-    /// Sends a request about each of these, and counts those that are `done`. What is gone needs none.
-    pub fn request<T>(&mut self, of: &[T], request: impl Fn(&T) -> String, done: &str) -> Result {
-        for reply in self.conn.ask_each(of, request)? {
-            if reply.word(0) != "NOT_FOUND" {
-                reply.expect(done).map(|_| self.work.add(1))?;
+    /// Sends a request about each of these, and counts those that are `done`. Returns what was not found.
+    pub fn request<'t, T>(
+        &mut self,
+        of: &'t [T],
+        request: impl Fn(&T) -> String,
+        done: &str,
+    ) -> Result<Vec<&'t T>> {
+        let mut missed = Vec::new();
+        for (item, reply) in of.iter().zip(self.conn.ask_each(of, request)?) {
+            match reply.word(0) {
+                "NOT_FOUND" => missed.push(item),
+                _ => reply.expect(done).map(|_| self.work.add(1))?,
             }
         }
-        Ok(())
+        Ok(missed)
     }
 
     /// Prints what was done, and returns the exit code. `ended` may have a failure that ended the work
@@ -214,12 +269,6 @@ impl Ctl {
             "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
             _ => print(text),
         };
-        if self.work.blocked > 0 {
-            let stay = if self.work.blocked == 1 { "stays" } else { "stay" };
-            let blocked = CountOf(self.work.blocked, "job");
-            let message = format!("{blocked} {stay}: others with their con: key are reserved");
-            self.work.fail(message);
-        }
         ended.and(printed)?;
         if self.work.is_stopped() {
             self.work.fail("interrupted");
