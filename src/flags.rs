@@ -109,8 +109,9 @@ pub fn number<N: FromStr>(text: &str) -> Option<N> {
     text.parse().ok().filter(|_| is_digits(text))
 }
 
+/// Returns whether `text` is digits, at least one.
 pub fn is_digits(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_digit())
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn dashes(flag: &str) -> &'static str {

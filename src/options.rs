@@ -350,7 +350,7 @@ fn c_number(text: &str) -> Option<u64> {
         Some(digits) => (digits, true),
         None => (text.strip_prefix('+').unwrap_or(text), false),
     };
-    if digits.is_empty() || !is_digits(digits) {
+    if !is_digits(digits) {
         return None;
     }
     match digits.parse::<u64>() {

@@ -724,6 +724,19 @@ fn a_job_that_a_worker_had_for_a_moment_is_taken_too() {
     }
 }
 
+#[test]
+fn a_name_of_digits_is_a_string_in_json() {
+    on_both(|server| {
+        for tube in ["007", "90"] {
+            let id = server.ok(&format!("put {tube} x"));
+            assert_eq!(server.json(&format!("job {id}"))[0]["tube"], tube);
+            let taken = server.run(&format!("export {tube} --take --yes"));
+            assert_eq!(server.feed("import", taken.out.as_bytes()).out, "imported 1\n");
+            assert_eq!(server.counts(tube), [1, 0, 0, 0]);
+        }
+    });
+}
+
 /// A producer may be faster than the tool.
 #[test]
 fn jobs_that_are_put_meanwhile_are_left_out() {

@@ -173,8 +173,7 @@ pub fn seconds(text: &str) -> Option<u32> {
     let units = [('s', 1), ('m', 60), ('h', 3600)];
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
     let (digits, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
-    let is_time = !digits.is_empty() && is_digits(digits);
-    is_time.then(|| number(digits).unwrap_or(u32::MAX).saturating_mul(secs))
+    is_digits(digits).then(|| number(digits).unwrap_or(u32::MAX).saturating_mul(secs))
 }
 
 #[cfg(test)]

@@ -245,11 +245,12 @@ impl Fields {
         Fields(pairs.map(|(key, value)| (key.to_owned(), value)).into())
     }
 
-    /// Parses keys and values. A value is a number, a string in quotes, or a word.
+    /// Parses keys and values. A value is a number, a string in quotes, or a word; a name may consist of digits.
     pub fn parse<'l>(pairs: impl Iterator<Item = &'l str>) -> Fields {
         let pair = |text: &str| {
             let (key, value) = text.split_once(": ")?;
-            let is_json = value.starts_with('"') || is_digits(value);
+            let is_number = is_digits(value) && !["tube", "name"].contains(&key);
+            let is_json = is_number || value.starts_with('"');
             Some((key.to_owned(), if is_json { value.to_owned() } else { json_string(value) }))
         };
         Fields(pairs.filter_map(pair).collect())
