@@ -737,6 +737,25 @@ fn a_name_of_digits_is_a_string_in_json() {
     });
 }
 
+/// C beanstalkd never ends a line that is longer than 224 bytes.
+#[test]
+fn a_long_name_is_no_obstacle() {
+    on_both(|server| {
+        server.bury("mail", 1);
+        for len in [190, 200] {
+            let name = "n".repeat(len);
+            server.bury(&name, 2);
+            assert_eq!(server.run("failed").code, 0);
+            server.expect(&format!("retry {name} --limit 1"), 0, "retried 1\n", "");
+            assert_eq!(server.json("status").len(), 3);
+            assert_eq!(server.json(&format!("job {}", 1))[0]["tube"], "mail");
+            server.ok(&format!("move {name} to --limit 1 --yes"));
+            server.ok(&format!("flush {name} --yes"));
+            server.ok("flush to --yes");
+        }
+    });
+}
+
 /// A producer may be faster than the tool.
 #[test]
 fn jobs_that_are_put_meanwhile_are_left_out() {

@@ -38,6 +38,8 @@ pub struct Conn {
     pub own_address: String,
     /// The tube that is used for puts and peeks.
     pub used: String,
+    /// Whether the server can list jobs, once that is known.
+    has_lists: Option<bool>,
 }
 
 /// A reply: its line, and the bytes after it, both without CR LF.
@@ -55,7 +57,7 @@ impl Conn {
     /// Returns a connection to the server at `address`.
     pub fn to(address: String, timeout: Duration) -> Conn {
         let (own_address, used) = (String::new(), "default".into());
-        Conn { address, timeout, stream: None, own_address, used }
+        Conn { address, timeout, stream: None, own_address, used, has_lists: None }
     }
 
     /// Returns another connection to the same server.
@@ -104,9 +106,12 @@ impl Conn {
         Ok(self.ask(request)?.line != "UNKNOWN_COMMAND")
     }
 
-    /// Returns whether the server can list jobs.
+    /// Returns whether the server can list jobs. The line that finds out is short: C beanstalkd never ends one that
+    /// is longer than 224 bytes, as `list-jobs` with a long name can be.
     pub fn knows_lists(&mut self) -> Result<bool> {
-        self.knows("list-jobs default any 1")
+        let known = self.has_lists.map_or_else(|| self.knows("list-jobs default any 1"), Ok)?;
+        self.has_lists = Some(known);
+        Ok(known)
     }
 
     /// Fails if the server cannot list jobs.

@@ -98,9 +98,15 @@ pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>> {
 pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>> {
     let mut tubes = all_tubes(conn)?;
     let with_ready: Vec<_> = tubes.iter_mut().filter(|tube| tube.jobs("ready") > 0).collect();
-    let replies = conn.ask_each(&with_ready, |tube| format!("list-jobs {} ready 1", tube.name))?;
-    for (tube, reply) in with_ready.into_iter().zip(replies) {
-        let job = found(conn, reply, &tube.name, "ready")?.pop().unwrap_or_default();
+    let first: Vec<_> = if conn.knows_lists()? {
+        let replies = conn.ask_each(&with_ready, |tube| format!("list-jobs {} ready 1", tube.name));
+        replies?.into_iter().map(listed).collect::<Result<_>>()?
+    } else {
+        let peeks = with_ready.iter().map(|tube| peek(conn, &tube.name, "ready"));
+        peeks.collect::<Result<_>>()?
+    };
+    for (tube, mut jobs) in with_ready.into_iter().zip(first) {
+        let job = jobs.pop().unwrap_or_default();
         tube.oldest = job.number("age").saturating_sub(job.number("delay"));
     }
     Ok(tubes)
@@ -120,28 +126,40 @@ pub fn jobs(conn: &mut Conn, ids: &[u64]) -> Result<Vec<Option<Fields>>> {
     Ok(jobs)
 }
 
-/// Returns the jobs in the reply to `list-jobs`, with their tube. On a server without that, it is one job in
-/// this state, and the next one once that job has left it.
-pub fn found(conn: &mut Conn, reply: Reply, tube: &str, state: &str) -> Result<Vec<Fields>> {
-    if reply.word(0) == "UNKNOWN_COMMAND" && NOT_HELD.contains(&state) {
-        return peek(conn, tube, state).map(Vec::from_iter);
+/// Returns some jobs of a tube in a state, or in `any`, with their tube. On a server without lists, it is one job
+/// in this state, and the next one once that job has left it.
+pub fn page(
+    conn: &mut Conn,
+    tube: &str,
+    state: &str,
+    count: u64,
+    after: u64,
+) -> Result<Vec<Fields>> {
+    if NOT_HELD.contains(&state) && !conn.knows_lists()? {
+        return peek(conn, tube, state);
     }
-    let mut jobs = reply.entries("list-jobs")?.unwrap_or_default();
+    conn.must_list()?;
+    let mut jobs = listed(conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?)?;
     for Fields(pairs) in &mut jobs {
         pairs.insert(pairs.len().min(1), ("tube".into(), json_string(tube)));
     }
     Ok(jobs)
 }
 
+/// Returns the jobs in the reply to `list-jobs`.
+fn listed(reply: Reply) -> Result<Vec<Fields>> {
+    Ok(reply.entries("list-jobs")?.unwrap_or_default())
+}
+
 /// Returns the first job of a state, as `peek-ready` and its kind find it.
-fn peek(conn: &mut Conn, tube: &str, state: &str) -> Result<Option<Fields>> {
+fn peek(conn: &mut Conn, tube: &str, state: &str) -> Result<Vec<Fields>> {
     conn.use_tube(tube)?;
     let reply = conn.ask(&format!("peek-{state}"))?;
     let id = reply.word(1).parse();
-    let (Ok(id), Some(body)) = (id, reply.content("peek")?) else { return Ok(None) };
-    let mut job = jobs(conn, &[id])?.pop().flatten();
+    let (Ok(id), Some(body)) = (id, reply.content("peek")?) else { return Ok(Vec::new()) };
+    let mut job = jobs(conn, &[id])?.remove(0);
     job.iter_mut().for_each(|job| job.push("bytes", body.len()));
-    Ok(job)
+    Ok(Vec::from_iter(job))
 }
 
 /// The jobs of a tube in a state, or in `any`, page by page.
@@ -162,8 +180,7 @@ impl Pages<'_> {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let reply = conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?;
-        let mut jobs = found(conn, reply, tube, state)?;
+        let mut jobs = page(conn, tube, state, count, *after)?;
         // A peek finds the same job again, if it has not left the state.
         jobs.retain(|job| job.number("id") != *after);
         *left -= (jobs.len() as u64).min(*left);
