@@ -9,15 +9,17 @@ use harness::process::{self, BEANSTALKD, Daemon, Process, command, path_text};
 use harness::{skip, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
-use socket2::SockAddr;
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Returns the tool with these arguments, in which `~` stands for a space.
@@ -367,14 +369,18 @@ fn a_job_has_its_body() {
 
 /// Serves one connection: replies to each line with what `answer` returns.
 fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = listener.local_addr().unwrap().to_string();
-    thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
+    fake_with(move |stream| {
         for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
             stream.write_all(answer(&line).as_bytes()).unwrap();
         }
-    });
+    })
+}
+
+/// Serves one connection with `serve`.
+fn fake_with(serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || serve(&mut listener.accept().unwrap().0));
     place
 }
 
@@ -1078,6 +1084,22 @@ fn without_a_reply_the_exit_code_is_3() {
     let done = run(&format!("-s {place} --timeout 1 tubes"));
     let message = format!("beanstalkctl: no reply from {place} within 1 s\n");
     assert_eq!((done.code, done.err), (3, message));
+    // A reply that comes byte by byte.
+    let place = fake_with(|stream| {
+        while stream.write_all(b"OK 1000\r\n").is_ok() {
+            thread::sleep(Duration::from_millis(300));
+        }
+    });
+    let done = run(&format!("-s {place} --timeout 1 tubes"));
+    assert!(done.code == 3 && done.err.contains("no reply from"), "{done:?}");
+    // A Unix socket whose queue is full.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let full = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    full.bind(&unix(&path)).and_then(|()| full.listen(0)).unwrap();
+    let _first = UnixStream::connect(&path).unwrap();
+    let done = run(&format!("-s unix:{} --timeout 1 tubes", path_text(&path)));
+    assert!(done.code == 3 && done.err.contains("no reply from"), "{done:?}");
     // A body that it does not read.
     let put = format!("head -c 64M /dev/zero | \"$0\" -s {place} --timeout 1 put default");
     let put = command("sh", ["-c", &put, env!("CARGO_BIN_EXE_beanstalkctl")]);

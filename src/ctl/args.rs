@@ -5,13 +5,13 @@ use super::look::STATES;
 use super::work::Work;
 use super::{COMMANDS, Command, Ctl, EXIT_USAGE, Result, print};
 use crate::engine::text::is_tube_name;
+use crate::engine::time::Nanos;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::os::failure::Failure;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::Ipv6Addr;
-use std::time::Duration;
 
 /// The options of all commands.
 const OPTIONS: &str = "\
@@ -54,13 +54,6 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
     let lines: Vec<String> = known.iter().map(line).collect();
     let parser = flags::parser(OPTIONS.lines().chain(lines.iter().map(String::as_str)));
     let mut args = Flags::parse(&parser, arguments)?;
-    let from_environment = || std::env::var("BEANSTALKD").ok().filter(|text| !text.is_empty());
-    let server = args.text("server").or_else(from_environment);
-    let address = address(server.as_deref().unwrap_or(DEFAULT_SERVER))?;
-    let timeout = Duration::from_secs(args.time("timeout")?.unwrap_or(5).into());
-    if timeout.is_zero() {
-        return Err(usage_error("--timeout 0: at least 1 s"));
-    }
     if args.has("help") {
         return print(help()).map(|()| 0);
     }
@@ -68,6 +61,18 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
         return print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION"))).map(|()| 0);
     }
     let &(usage, _, _, _, done, run) = command(&mut args, known)?;
+    let (server, source) = match (args.text("server"), std::env::var("BEANSTALKD")) {
+        (Some(server), _) => (server, ""),
+        (None, Ok(server)) if !server.is_empty() => (server, "$BEANSTALKD: "),
+        (None, _) => (DEFAULT_SERVER.into(), ""),
+    };
+    let expected = "not a server, such as host:11300 or unix:PATH";
+    let wrong = || usage_error(format_args!("{source}{server}: {expected}"));
+    let address = address(&server).ok_or_else(wrong)?;
+    let timeout = Nanos::from_secs(args.time("timeout")?.unwrap_or(5));
+    if timeout == Nanos::ZERO {
+        return Err(usage_error("--timeout 0: at least 1 s"));
+    }
     let verb = usage.split(' ').next().unwrap_or_default();
     let mut ctl = Ctl {
         verb,

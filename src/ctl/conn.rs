@@ -4,10 +4,13 @@
 use super::Result;
 use super::print::{escaped, json_string};
 use crate::engine::text::CR_LF;
+use crate::engine::time::Nanos;
 use crate::flags::is_digits;
 use crate::os::failure::Failure;
+use crate::os::sys::clock;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt::{self, Display};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -32,14 +35,31 @@ pub struct Conn {
     /// `HOST:PORT` or `unix:PATH`.
     address: String,
     /// The time to connect, and for each reply.
-    timeout: Duration,
-    stream: Option<BufReader<UnixStream>>,
+    timeout: Nanos,
+    stream: Option<BufReader<Timed>>,
     /// The address of this end, as the server sees it.
     pub own_address: String,
     /// The tube that is used for puts and peeks.
     pub used: String,
     /// Whether the server can list jobs, once that is known.
     has_lists: Option<bool>,
+}
+
+/// A socket from which reads end at a time: that at which the whole reply must be there.
+struct Timed {
+    socket: UnixStream,
+    ends_at: Nanos,
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.ends_at.since(clock::monotonic()).as_nanos();
+        if left == 0 {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.socket.set_read_timeout(Some(Duration::from_nanos(left)))?;
+        self.socket.read(bytes)
+    }
 }
 
 /// A reply: its line, and the bytes after it, both without CR LF.
@@ -55,7 +75,7 @@ pub struct Fields(pub Vec<(String, String)>);
 
 impl Conn {
     /// Returns a connection to the server at `address`.
-    pub fn to(address: String, timeout: Duration) -> Conn {
+    pub fn to(address: String, timeout: Nanos) -> Conn {
         let (own_address, used) = (String::new(), "default".into());
         Conn { address, timeout, stream: None, own_address, used, has_lists: None }
     }
@@ -127,48 +147,55 @@ impl Conn {
 
     /// Sends bytes, and returns the next reply.
     fn send(&mut self, bytes: &[u8]) -> Result<Reply> {
-        if self.stream.is_none() {
-            self.open().map_err(|error| {
-                let message = format!("cannot connect to {}: {error}", self.address);
-                Failure::new(EXIT_NO_SERVER, message)
-            })?;
-        }
-        let stream = self.stream.as_mut().expect("it was opened");
-        let sent = stream.get_mut().write_all(bytes);
-        sent.and_then(|()| read_reply(stream)).map_err(|error| {
+        self.exchange(bytes).map_err(|error| {
             let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
-            let Conn { address, timeout, .. } = self;
-            let message = match is_late {
-                true => format!("no reply from {address} within {} s", timeout.as_secs()),
-                false => format!("the connection to {address} is lost: {error}"),
+            let Conn { address, timeout, stream, .. } = self;
+            let message = match (is_late, stream) {
+                (true, _) => format!("no reply from {address} within {} s", timeout.whole_secs()),
+                (false, None) => format!("cannot connect to {address}: {error}"),
+                (false, Some(_)) => format!("the connection to {address} is lost: {error}"),
             };
             Failure::new(EXIT_NO_SERVER, message)
         })
     }
 
+    fn exchange(&mut self, bytes: &[u8]) -> io::Result<Reply> {
+        if self.stream.is_none() {
+            self.open()?;
+        }
+        let stream = self.stream.as_mut().expect("it was opened");
+        stream.get_mut().socket.write_all(bytes)?;
+        stream.get_mut().ends_at = clock::monotonic() + self.timeout;
+        read_reply(stream)
+    }
+
     /// Connects. For reading and writing, a descriptor of either kind of socket does.
     fn open(&mut self) -> io::Result<()> {
-        let stream = if let Some(path) = self.address.strip_prefix("unix:") {
+        let timeout = Duration::from_nanos(self.timeout.as_nanos());
+        let socket: UnixStream = if let Some(path) = self.address.strip_prefix("unix:") {
             self.own_address = "unix".into();
-            UnixStream::connect(path)?
+            // With a full queue, the kernel waits as long as for a write.
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            socket.set_write_timeout(Some(timeout))?;
+            socket.connect(&SockAddr::unix(path)?)?;
+            OwnedFd::from(socket).into()
         } else {
             let addresses = self.address.to_socket_addrs()?;
             let none = Err(io::Error::other("the host has no address"));
             let stream = addresses.fold(none, |stream: io::Result<TcpStream>, address| {
-                stream.or_else(|_| TcpStream::connect_timeout(&address, self.timeout))
+                stream.or_else(|_| TcpStream::connect_timeout(&address, timeout))
             })?;
             stream.set_nodelay(true)?;
             self.own_address = stream.local_addr()?.to_string();
             OwnedFd::from(stream).into()
         };
-        stream.set_read_timeout(Some(self.timeout))?;
-        stream.set_write_timeout(Some(self.timeout))?;
-        self.stream = Some(BufReader::new(stream));
+        socket.set_write_timeout(Some(timeout))?;
+        self.stream = Some(BufReader::new(Timed { socket, ends_at: Nanos::ZERO }));
         Ok(())
     }
 }
 
-fn read_reply(stream: &mut BufReader<UnixStream>) -> io::Result<Reply> {
+fn read_reply(stream: &mut BufReader<Timed>) -> io::Result<Reply> {
     let mut line = Vec::new();
     if stream.take(LINE_MAX).read_until(b'\n', &mut line)? as u64 == LINE_MAX {
         return Err(ErrorKind::InvalidData.into());
