@@ -241,6 +241,25 @@ fn check_has_the_codes_of_a_nagios_plugin() {
         let json = "{\"state\":\"WARNING\",\"text\":\"bill: 12 buried\"}\n";
         server.expect("check --json", 1, json, "");
     });
+    // A wrong command line is not critical.
+    for arguments in
+        ["check --bad", "check -s http://x", "check --all", "--timeout 0 check", "check x"]
+    {
+        let done = run(arguments);
+        assert_eq!((done.code, &*done.err, done.out.lines().count()), (3, "", 1), "{done:?}");
+        assert!(done.out.starts_with("UNKNOWN: "), "{done:?}");
+    }
+    // Of several that are critical, the one that has waited longest.
+    let place = fake(|line| {
+        document(match line {
+            "list-tubes" => "---\n- a\n- b\n",
+            "list-jobs a ready 1" => "---\njobs:\n- {id: 7, age: 100}\n",
+            "list-jobs b ready 1" => "---\njobs:\n- {id: 8, age: 200}\n",
+            _ => "---\ncurrent-jobs-ready: 2\n",
+        })
+    });
+    let critical = "CRITICAL: b: 2 jobs wait, the oldest for 3 min; no worker watches; 1 more\n";
+    assert_eq!(run(&format!("-s {place} check")).out, critical);
     let done = run("-s unix:/nowhere/at/all check");
     assert_eq!(done.code, 3);
     assert!(done.out.starts_with("UNKNOWN: cannot connect to unix:/nowhere/at/all: "), "{done:?}");
@@ -1171,6 +1190,17 @@ fn the_server_is_named_by_option_or_environment() {
     let mut command = server.command("tubes");
     command.env("BEANSTALKD", "unix:/nowhere");
     assert_eq!(done(process::run_command(command)).out, "default\n");
+    for (arguments, code, expected) in [
+        ("--help", 0, "Use: beanstalkctl "),
+        ("-v", 0, "beanstalkctl "),
+        ("tubes", 2, "beanstalkctl: $BEANSTALKD: http://x: not a server"),
+    ] {
+        let mut command = tool(arguments);
+        command.env("BEANSTALKD", "http://x");
+        let done = done(process::run_command(command));
+        assert_eq!(done.code, code, "{done:?}");
+        assert!((done.out.clone() + &done.err).starts_with(expected), "{done:?}");
+    }
     // An empty one names the default address, where a server may listen.
     let mut command = tool("tubes");
     command.env("BEANSTALKD", "");

@@ -87,6 +87,17 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
     ctl.end(ended)
 }
 
+/// Returns the command with a name.
+fn named(name: &str) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(name))
+}
+
+/// Returns whether the command of these arguments, which may not be valid, is `check`.
+pub fn is_check(arguments: &[OsString]) -> bool {
+    let mut words = arguments.iter().filter_map(|word| word.to_str());
+    words.find(|word| named(word).is_some()) == Some("check")
+}
+
 /// Removes the name of the command from the words, and returns it. Its words must be as many as it
 /// takes, and of the options that commands have, only its own are allowed.
 fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'static Command> {
@@ -94,8 +105,8 @@ fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'sta
         return Err(usage_error("no command"));
     }
     let name = args.words.remove(0);
-    let command = COMMANDS.iter().find(|command| command.0.split(' ').next() == Some(&name));
-    let command = command.ok_or_else(|| usage_error(format_args!("unknown command: {name}")))?;
+    let command =
+        named(&name).ok_or_else(|| usage_error(format_args!("unknown command: {name}")))?;
     let &(usage, least, most, ..) = command;
     if !(least..=most).contains(&args.words.len()) {
         return Err(usage_error(format_args!("use: beanstalkctl {usage}")));
@@ -107,19 +118,18 @@ fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'sta
     }
 }
 
-/// Adds the default port to an address without one. An IPv6 address with a port is in brackets.
-fn address(text: &str) -> Result<String> {
+/// Adds the default port to an address without one; `None` for what is no address. An IPv6 address with a port is
+/// in brackets.
+fn address(text: &str) -> Option<String> {
     if text.parse::<Ipv6Addr>().is_ok() {
-        return Ok(format!("[{text}]:{DEFAULT_PORT}"));
+        return Some(format!("[{text}]:{DEFAULT_PORT}"));
     }
     match text.rsplit_once(':') {
-        Some(_) if text.starts_with("unix:") => Ok(text.into()),
-        None if !text.is_empty() => Ok(format!("{text}:{DEFAULT_PORT}")),
-        Some(_) if text.ends_with(']') => Ok(format!("{text}:{DEFAULT_PORT}")),
-        Some((host, port)) if !host.is_empty() && number::<u16>(port).is_some() => Ok(text.into()),
-        Some(_) | None => {
-            Err(usage_error(format_args!("{text}: not a server, such as host:11300 or unix:PATH")))
-        }
+        Some(_) if text.starts_with("unix:") => Some(text.into()),
+        None if !text.is_empty() => Some(format!("{text}:{DEFAULT_PORT}")),
+        Some(_) if text.ends_with(']') => Some(format!("{text}:{DEFAULT_PORT}")),
+        Some((host, port)) if !host.is_empty() => number::<u16>(port).map(|_| text.into()),
+        Some(_) | None => None,
     }
 }
 
@@ -217,10 +227,10 @@ mod tests {
             ("unix:/run/b", "unix:/run/b"),
         ];
         for (text, full) in addresses {
-            assert_eq!(address(text).ok().as_deref(), Some(full));
+            assert_eq!(address(text).as_deref(), Some(full));
         }
         for text in ["localhost:", "localhost:65536", "http://localhost", ":", ":1", ""] {
-            assert!(address(text).is_err(), "{text}");
+            assert_eq!(address(text), None, "{text}");
         }
     }
 

@@ -34,6 +34,7 @@ use crate::os::failure::Failure;
 use crate::os::sys::signals::exit_on_interrupt;
 use args::usage_error;
 use conn::Conn;
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -44,6 +45,9 @@ const EXIT_PARTLY: u8 = 1;
 
 /// The exit code of a usage error, and without a confirmation.
 const EXIT_USAGE: u8 = 2;
+
+/// The exit code of `check` if it does not know the state.
+const EXIT_UNKNOWN: u8 = 3;
 
 /// What fails in this tool, unless it is only the command line.
 type Result<T = (), E = Failure> = std::result::Result<T, E>;
@@ -95,8 +99,15 @@ struct Ctl {
 /// Runs the command line. Returns the exit code.
 pub fn main() -> ExitCode {
     exit_on_interrupt();
-    let ended = args::run(std::env::args_os().skip(1));
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let is_check = args::is_check(&arguments);
+    let ended = args::run(arguments.into_iter());
     ExitCode::from(ended.unwrap_or_else(|Failure { exit_code, message }| {
+        if is_check && exit_code == EXIT_USAGE {
+            // For a plugin of Nagios, 2 would be a critical problem.
+            let _ = print(format_args!("UNKNOWN: {}", message.lines().next().unwrap_or_default()));
+            return EXIT_UNKNOWN;
+        }
         // Without a message, the reader of the output has closed it.
         if !message.is_empty() {
             complain(message);

@@ -4,7 +4,7 @@ use super::conn::Fields;
 use super::look::{self, TIME_TO_DELETE, Tube};
 use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
-use super::{Ctl, Flags, Result, args, complain, print, print_with, usage_error};
+use super::{Ctl, EXIT_UNKNOWN, Flags, Result, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::text::CountOf;
 use crate::os::sys::clock;
@@ -102,7 +102,7 @@ pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
 
 /// `check`
 pub fn check(ctl: &mut Ctl, _: &Flags) -> Result {
-    let (exit_code, text) = verdict(ctl).unwrap_or_else(|failure| (3, failure.message));
+    let (exit_code, text) = verdict(ctl).unwrap_or_else(|failure| (EXIT_UNKNOWN, failure.message));
     ctl.work.exit_code = exit_code;
     let word = ["OK", "WARNING", "CRITICAL", "UNKNOWN"][usize::from(exit_code)];
     let object = Fields::of([("state", json_string(word)), ("text", json_string(&text))]);
