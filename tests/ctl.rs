@@ -590,7 +590,17 @@ fn pause_and_resume_tell_times_from_tubes() {
         assert!((3000..=3600).contains(&left("90")));
         server.expect("pause 90 mail 15m", 0, "paused 2\n", "");
         assert!((800..=900).contains(&left("90")) && (800..=900).contains(&left("mail")));
-        server.expect("resume mail gone", 1, "resumed 1\n", "tube gone: not found");
+        server.expect("resume mail gone", 1, "resumed 0\n", "tube gone: not found");
+        assert!((800..=900).contains(&left("mail")));
+        server.expect("resume mail gone --yes", 1, "resumed 1\n", "tube gone: not found");
+        assert_eq!(left("mail"), 0);
+        server.expect("pause mail 2d", 0, "paused 1\n", "");
+        assert!((172_700..=172_800).contains(&left("mail")));
+        server.ok("resume mail");
+        for time in ["10min", "1h30m"] {
+            let message = format!("{time}: neither a tube nor a time");
+            server.expect(&format!("pause mail {time}"), 2, "", &message);
+        }
         assert_eq!(left("mail"), 0);
         server.expect("pause --all 2h", 2, "", "needs --yes");
         server.expect("-n pause --all 2h", 0, "would pause 3\n", "");
@@ -1148,7 +1158,7 @@ fn usage_errors_are_two_lines() {
         "--timeout 0 status",
         "delete 1 x",
         "delete 0",
-        "drain mail --within 1d",
+        "drain mail --within 1w",
         "pause --all mail",
         "tubes -s localhost:",
         "tubes -s http://localhost",

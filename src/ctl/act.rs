@@ -1,6 +1,6 @@
 //! `retry`, `delete` and `flush`, which act on jobs; `pause`, `resume` and `drain`, which act on tubes.
 
-use super::args::{self, seconds};
+use super::args::{self, A_TIME, seconds};
 use super::conn::Fields;
 use super::look::{self, NOT_HELD, Tube};
 use super::print::cut;
@@ -93,6 +93,11 @@ pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result {
         && let Some(secs) = seconds(last)
     {
         (words, time) = (tubes, secs);
+    } else if let Some(last) = words.last()
+        && last.starts_with(|first: char| first.is_ascii_digit())
+        && look::tubes(&mut ctl.conn, std::slice::from_ref(last))?[0].is_none()
+    {
+        return Err(usage_error(format_args!("{last}: neither a tube nor {A_TIME}")));
     }
     set_pause(ctl, args, words, time)
 }
@@ -116,6 +121,10 @@ fn set_pause(ctl: &mut Ctl, args: &Flags, words: &[String], time: u32) -> Result
     }
     ctl.begin(count);
     let tubes = known(ctl, &names)?;
+    if tubes.len() < names.len() && !is_all && !ctl.is_confirmed {
+        ctl.work.fail("nothing was changed: with --yes, unknown tubes are left out");
+        return Ok(());
+    }
     if ctl.is_dry_run {
         ctl.work.add(tubes.len() as u64);
         return Ok(());

@@ -26,6 +26,9 @@ const OPTIONS: &str = "\
 const DEFAULT_SERVER: &str = "127.0.0.1:11300";
 const DEFAULT_PORT: &str = "11300";
 
+/// What is expected of a time.
+pub const A_TIME: &str = "a time, such as 90, 90s, 15m, 2h or 1d";
+
 /// Returns the failure of a usage error, with the line that helps.
 pub fn usage_error(message: impl Display) -> Failure {
     Failure::new(EXIT_USAGE, format!("{message}\nTry 'beanstalkctl --help'."))
@@ -142,7 +145,7 @@ fn help() -> String {
         };
     }
     flags::parser(OPTIONS.lines()).usage(text.trim_end())
-        + "\nTimes: 90, 90s, 15m, 2h. States: ready, reserved, delayed, buried, any.\n\
+        + "\nTimes: 90, 90s, 15m, 2h, 1d. States: ready, reserved, delayed, buried, any.\n\
            Exit codes: 0 done, 1 not found or partly done, 2 usage or not confirmed,\n\
            3 no connection or no reply, 4 the server refused."
 }
@@ -150,7 +153,7 @@ fn help() -> String {
 impl Flags {
     /// Returns the seconds that an option has.
     pub fn time(&self, option: &str) -> Result<Option<u32>, UsageError> {
-        self.value(option, "a time, such as 90, 90s, 15m or 2h", seconds)
+        self.value(option, A_TIME, seconds)
     }
 
     /// Returns the state of jobs that `--state` has.
@@ -182,10 +185,10 @@ pub fn id(text: &str) -> Result<u64> {
     id.ok_or_else(|| usage_error(format_args!("{text}: not the id of a job")))
 }
 
-/// Returns the seconds of a time such as `90`, `90s`, `15m` or `2h`. A time with more than 32 bits of seconds is
+/// Returns the seconds of a time such as `90`, `90s`, `15m`, `2h` or `1d`. A time with more than 32 bits of seconds is
 /// the longest of the protocol.
 pub fn seconds(text: &str) -> Option<u32> {
-    let units = [('s', 1), ('m', 60), ('h', 3600)];
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
     let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
     let (digits, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
     is_digits(digits).then(|| number(digits).unwrap_or(u32::MAX).saturating_mul(secs))
@@ -206,7 +209,8 @@ mod tests {
             ("", None),
             ("m", None),
             ("+1", None),
-            ("1d", None),
+            ("1d", Some(86_400)),
+            ("1w", None),
             ("2000000h", Some(u32::MAX)),
             ("4294967296", Some(u32::MAX)),
             ("99999999999999999999", Some(u32::MAX)),
