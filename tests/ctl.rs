@@ -841,11 +841,7 @@ fn jobs_that_wait_for_their_con_key_stay_and_are_counted() {
     worker.expect("reserve\r\n", "RESERVED 1 1");
     let left = "3 jobs of tube mail are left: ";
     for (arguments, out, err) in [
-        (
-            "move mail other 2 3 4 --yes",
-            "moved 0\n",
-            "job 4: others with its con: key are reserved",
-        ),
+        ("move mail other 2 3 4 --yes", "moved 0\n", "job 4: reserved by a worker, or blocked by"),
         ("move mail other --state ready --yes", "moved 1\n", left),
         ("export mail --take --yes", "", left),
     ] {

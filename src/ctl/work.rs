@@ -103,7 +103,7 @@ impl Task<'_> {
             }
             ids = act(ctl, &jobs)?;
         }
-        let why = "others with its con: key are reserved, or a worker held it";
+        let why = "reserved by a worker, or blocked by jobs with the same con: key";
         ids.iter().for_each(|id| ctl.work.fail(format_args!("job {id}: {why}")));
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Task<'_> {
                 0 => {}
                 TRIES => {
                     let (jobs, are) = (CountOf(left, "job"), if left == 1 { "is" } else { "are" });
-                    let why = "workers hold them, or others with their con: key are reserved";
+                    let why = "reserved by workers, or blocked by jobs with the same con: key";
                     ctl.work.fail(format_args!("{jobs} of tube {} {are} left: {why}", tube.name));
                     break;
                 }
