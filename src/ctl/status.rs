@@ -116,13 +116,13 @@ fn verdict(ctl: &mut Ctl) -> Result<(u8, String)> {
         std::thread::sleep(Duration::from_nanos(TIME_TO_DELETE.as_nanos()));
         tubes = look_again(ctl, &tubes)?;
     }
+    // Of several that are as bad, the first: in the tube where a job has waited longest.
+    tubes.sort_by_key(|tube| Reverse(tube.oldest));
     let of_server = server_problems(ctl)?.into_iter().map(|problem| ("server", problem));
-    let of_tubes = tubes
-        .iter()
-        .flat_map(|tube| tube.problems().into_iter().map(|problem| (tube.name.as_str(), problem)));
+    let of_tubes =
+        tubes.iter().flat_map(|tube| tube.problems().into_iter().map(|it| (&*tube.name, it)));
     let problems: Vec<(&str, Problem)> =
         of_server.chain(of_tubes).filter(|(_, problem)| problem.level > Level::Notice).collect();
-    // Of several that are as bad, the first.
     let worst = problems.iter().min_by_key(|(_, problem)| Reverse(problem.level));
     let Some((place, Problem { level, text, .. })) = worst else {
         let count = |state| tubes.iter().map(|tube| tube.jobs(state)).sum::<u64>();
