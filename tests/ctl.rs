@@ -295,6 +295,26 @@ fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
+/// In one look it is not known whether a job was just deleted.
+#[test]
+fn top_shows_a_stuck_tube_once_it_has_looked_long_enough() {
+    let place = fake(|line| {
+        document(match line.split(' ').next().unwrap() {
+            "list-tubes" => "---\n- mail\n",
+            "stats-tube" => "---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\n",
+            _ => "---\njobs:\n- {id: 7, age: 100}\n",
+        })
+    });
+    let mut top = tool(&format!("-s {place} top 3"));
+    let mut top = top.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(top.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let lines: Vec<String> = lines.filter(|line| line.starts_with("mail")).take(3).collect();
+    let is_stuck = lines.iter().map(|line| line.contains("stuck")).collect::<Vec<_>>();
+    assert_eq!(is_stuck, [false, false, true], "{lines:?}");
+    top.kill().unwrap();
+    top.wait().unwrap();
+}
+
 #[test]
 fn top_shows_the_whole_rule_in_80_columns() {
     let place = fake(|line| {

@@ -7,19 +7,20 @@ use super::work::Work;
 use super::{Ctl, EXIT_UNKNOWN, Flags, Result, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
 use crate::engine::text::CountOf;
+use crate::engine::time::Nanos;
 use crate::os::sys::clock;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
 /// Looks at all tubes: those that need attention first, then by name. What happened since is known from the look
-/// before.
-fn look_again(ctl: &mut Ctl, before: &[Tube]) -> Result<Vec<Tube>> {
+/// before. `deleted_at` is when a job was deleted, as far as it is known, from a tube that was not seen before.
+fn look_again(ctl: &mut Ctl, before: &[Tube], deleted_at: Option<Nanos>) -> Result<Vec<Tube>> {
     let now = clock::monotonic();
     let before: HashMap<&str, &Tube> = before.iter().map(|tube| (&*tube.name, tube)).collect();
     let mut tubes = look::all_tubes_and_waits(&mut ctl.conn)?;
     for tube in &mut tubes {
-        tube.seen_at = now;
+        (tube.seen_at, tube.deleted_at) = (now, deleted_at);
         let Some(before) = before.get(&*tube.name) else { continue };
         let nanos = now.since(before.seen_at).as_nanos().max(1);
         #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
@@ -91,7 +92,7 @@ fn has_stuck(tubes: &[Tube]) -> bool {
 
 /// `status`
 pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
-    let tubes = look_again(ctl, &[])?;
+    let tubes = look_again(ctl, &[], None)?;
     show(ctl, &tubes, usize::MAX, false)?;
     server_problems(ctl)?.iter().for_each(complain_of);
     if has_stuck(&tubes) {
@@ -111,10 +112,10 @@ pub fn check(ctl: &mut Ctl, _: &Flags) -> Result {
 
 /// Returns the exit code of a plugin of Nagios, and the worst problem.
 fn verdict(ctl: &mut Ctl) -> Result<(u8, String)> {
-    let mut tubes = look_again(ctl, &[])?;
+    let mut tubes = look_again(ctl, &[], None)?;
     if has_stuck(&tubes) {
         std::thread::sleep(Duration::from_nanos(TIME_TO_DELETE.as_nanos()));
-        tubes = look_again(ctl, &tubes)?;
+        tubes = look_again(ctl, &tubes, None)?;
     }
     // Of several that are as bad, the first: in the tube where a job has waited longest.
     tubes.sort_by_key(|tube| Reverse(tube.oldest));
@@ -143,7 +144,8 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result {
     ctl.begin(0);
     let mut tubes = Vec::new();
     loop {
-        tubes = look_again(ctl, &tubes)?;
+        // A tube is stuck only if it was seen for long enough.
+        tubes = look_again(ctl, &tubes, Some(clock::monotonic()))?;
         let problems = server_problems(ctl)?;
         let mut height = usize::MAX;
         if let Some((_, rows)) = terminal_size().filter(|_| !ctl.is_json) {
