@@ -1036,7 +1036,14 @@ fn bench_measures_and_removes_its_tube() {
         assert_eq!(commands, ["put", "reserve", "delete"]);
         assert_eq!(rows[0]["jobs"], 50);
         assert_eq!(server.ok("tubes"), "default\n");
-        server.expect("bench --size 70000", 4, "", "JOB_TOO_BIG");
+        server.expect("bench --jobs 0", 2, "", "at least 1 job");
+        for arguments in ["bench --size 70000", "bench --size 100G", "-n bench --size 100G"] {
+            server.expect(arguments, 2, "", "the server takes at most 65535 bytes");
+        }
+        server.daemon.signal(Signal::USR1);
+        let mut client = server.client();
+        wait_until("puts are refused", || client.ask("put 0 0 1 0\r\n\r\n").line == "DRAINING");
+        server.expect("bench --jobs 1", 4, "", "DRAINING");
         assert_eq!(server.ok("tubes"), "default\n");
         server.expect("bench --jobs 0", 2, "", "at least 1 job");
     });

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 const DEFAULT_JOBS: usize = 10_000;
-const DEFAULT_SIZE: usize = 100;
+const DEFAULT_SIZE: u64 = 100;
 
 /// The most connections, each with a thread.
 const MAX_CONNECTIONS: usize = 1000;
@@ -24,15 +24,20 @@ type Latencies = [u64; 3];
 pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
     let jobs = args.number("jobs")?.unwrap_or(DEFAULT_JOBS);
     let connections = args.number("connections")?.unwrap_or(1);
-    let size = args.size("size")?.and_then(|size| usize::try_from(size).ok());
-    let body = vec![b'x'; size.unwrap_or(DEFAULT_SIZE)];
+    let size = args.size("size")?.unwrap_or(DEFAULT_SIZE);
     if jobs == 0 || !(1..=MAX_CONNECTIONS).contains(&connections) {
         return Err(usage_error("bench: at least 1 job, and 1 to 1,000 connections"));
+    }
+    let most = look::server(&mut ctl.conn)?.number("max-job-size");
+    if size > most {
+        let message = format!("--size {size}: the server takes at most {most} bytes");
+        return Err(usage_error(message));
     }
     let count = CountOf(jobs as u64, "job");
     if ctl.is_dry_run {
         return ctl.would(format_args!("put, reserve and delete {count} in a tube of its own"));
     }
+    let body = b"x".repeat(usize::try_from(size).unwrap_or(0));
     let now = clock::time_of_day().as_nanos();
     let tube = format!("beanstalkctl-bench-{}-{now}", std::process::id());
     ctl.begin(count.0);

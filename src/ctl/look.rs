@@ -74,6 +74,11 @@ pub fn tube_names(conn: &mut Conn) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Returns the statistics of the server.
+pub fn server(conn: &mut Conn) -> Result<Fields> {
+    Ok(conn.ask("stats")?.fields("stats")?.unwrap_or_default())
+}
+
 /// Returns the documents of a stats command for each of these; `None` for what is not there.
 fn stats<T: Display>(conn: &mut Conn, command: &str, of: &[T]) -> Result<Vec<Option<Fields>>> {
     let replies = conn.ask_each(of, |item| format!("{command} {item}"))?;

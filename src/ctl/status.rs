@@ -177,7 +177,7 @@ fn complain_of(Problem { level, text, .. }: &Problem) {
 
 /// Returns the problems of the server that its protocol shows.
 fn server_problems(ctl: &mut Ctl) -> Result<Vec<Problem>> {
-    let stats = ctl.conn.ask("stats")?.fields("stats")?.unwrap_or_default();
+    let stats = look::server(&mut ctl.conn)?;
     let facts = ServerFacts { is_draining: stats.text("draining") == "true", ..Default::default() };
     Ok(attention::of_server(&facts, None))
 }
