@@ -1083,6 +1083,10 @@ fn on_a_terminal_it_asks_and_shows_progress() {
     let (shown, _) = done.out.split_once("beanstalkctl: ").unwrap();
     assert!(shown.split("\r\u{1b}[K").all(|line| line.chars().count() < 80), "{shown}");
     assert!(shown.contains("1 ready"), "{shown}");
+    let path = server.directory.path().join("lines");
+    std::fs::write(&path, "{\"tube\":\"mail\",\"body\":\"x\"}\n".repeat(200)).unwrap();
+    let done = on_terminal(&format!("import <{}", path_text(&path)), b"").unwrap();
+    assert!(done.out.contains("\r\u{1b}[K100 jobs, 50%\r\u{1b}[K"), "{done:?}");
     let done = on_terminal("bench --jobs 100", b"").unwrap();
     assert!(done.out.contains("100/100 100%\r\u{1b}[KCOMMAND "), "{done:?}");
 }

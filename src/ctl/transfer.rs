@@ -211,17 +211,24 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
     let tube = args.text("tube");
     tube.as_deref().map(args::tube).transpose()?;
     ctl.begin(0);
+    // The size of a file, for progress; 0 for a pipe or a terminal.
+    let size = rustix::fs::fstat(io::stdin()).map_or(0, |stat| stat.st_size.cast_unsigned());
+    let mut read = 0;
     for (index, line) in BufReader::new(Input::open()).split(b'\n').enumerate() {
         if ctl.work.is_stopped() {
             break;
         }
         let line = line.map_err(|error| Failure::new(EXIT_USAGE, error.to_string()));
-        let put = line.and_then(|line| import_line(ctl, &line, tube.as_deref()));
+        let put = line.and_then(|line| {
+            read += line.len() as u64 + 1;
+            import_line(ctl, &line, tube.as_deref())
+        });
         put.map_err(|Failure { exit_code, message }| {
             let (number, done) = (index + 1, CountOf(ctl.work.done, "job"));
             let message = format!("line {number}: {message}; {done} put before it");
             Failure::new(exit_code, message)
         })?;
+        ctl.work.show_part(read, size, &format!("{},", CountOf(ctl.work.done, "job")));
     }
     Ok(())
 }

@@ -26,6 +26,8 @@ pub struct Work {
     pub done: u64,
     /// The number of jobs that the work is about, once it has begun; 0 if it shows no progress.
     total: Option<u64>,
+    /// The percentage that was shown last.
+    percent: u64,
     signals: Option<Signals>,
     is_stopped: bool,
     /// The exit code, unless the work ends with a failure.
@@ -280,12 +282,20 @@ impl Ctl {
 impl Work {
     /// Counts jobs that are done.
     pub fn add(&mut self, jobs: u64) {
-        let total = self.total.unwrap_or(0);
-        let percent = |done: u64| (done * 100).checked_div(total).unwrap_or(0);
-        let (before, now) = (percent(self.done), percent(self.done + jobs));
         self.done += jobs;
-        if total > 1 && now > before {
-            self.show(&format!("{}/{} {now}%", Grouped(self.done), Grouped(total)));
+        let total = self.total.unwrap_or(0);
+        if total > 1 {
+            let done = format!("{}/{}", Grouped(self.done), Grouped(total));
+            self.show_part(self.done, total, &done);
+        }
+    }
+
+    /// Shows `text` and how much of the whole is done, if that is another percent.
+    pub fn show_part(&mut self, done: u64, whole: u64, text: &str) {
+        let percent = (done * 100).checked_div(whole).unwrap_or(0);
+        if percent > self.percent {
+            self.percent = percent;
+            self.show(&format!("{text} {percent}%"));
         }
     }
 
