@@ -52,10 +52,15 @@ _beanstalkctl() {
 	elif [[ -z $command ]]; then
 		COMPREPLY=($(compgen -W "$commands" -- "$word"))
 	elif [[ " failed jobs retry move flush pause resume drain export import workers put " == *" $command "* ]]; then
-		local name
-		# Names may contain what a shell would interpret.
+		# Names may contain what a shell would interpret, but no quote and no backslash.
+		local name plain=${word//[\'\"\\]/}
 		while IFS= read -r name; do
-			[[ $name != "$word"* ]] || COMPREPLY+=("$(printf %q "$name")")
+			[[ $name == "$plain"* ]] || continue
+			case $word in
+			\'*) COMPREPLY+=("$name") ;;
+			\"*) COMPREPLY+=("${name//\$/\\\$}") ;;
+			*) COMPREPLY+=("$(printf %q "$name")") ;;
+			esac
 		done < <(beanstalkctl "${server[@]}" --timeout 1 tubes 2>/dev/null)
 	fi
 }
