@@ -73,7 +73,7 @@ pub struct Problem {
     pub rule: &'static str,
     /// One line of text for people.
     pub text: String,
-    /// The command line that helps.
+    /// The command line that helps; empty if none does.
     pub remedy: String,
 }
 
@@ -136,16 +136,18 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
     let &ServerFacts { connections, memory, .. } = facts;
     let mut problems = Vec::new();
     let mut add = |level, text: String, command: &str| {
-        let remedy = remedy(command, None, server);
+        let is_none = command.is_empty();
+        let remedy = if is_none { String::new() } else { remedy(command, None, server) };
         problems.push(Problem { level, rule: "server", text, remedy });
     };
     if facts.is_binlog_full {
         let text = "the binlog is full: puts are rejected with OUT_OF_MEMORY".into();
-        add(Level::Critical, text, "status");
+        // It shows which tubes grow.
+        add(Level::Critical, text, "top");
     }
     if facts.is_stalled {
         let text = "etcd has not stored a change for more than 1 s: replies wait".into();
-        add(Level::Critical, text, "status");
+        add(Level::Critical, text, "");
     }
     if let Some(limit) = facts.max_connections.filter(|&limit| connections >= limit) {
         let text = format!("all {limit} connections are in use: new clients wait");
@@ -159,10 +161,10 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
     }
     if let Some(limit) = facts.max_memory.filter(|limit| memory / 9 > limit / 10) {
         let percent = memory.saturating_mul(100) / limit.max(1);
-        add(Level::Warning, format!("{percent}% of the memory for jobs is in use"), "status");
+        add(Level::Warning, format!("{percent}% of the memory for jobs is in use"), "top");
     }
     if facts.is_draining {
-        add(Level::Warning, "draining: puts are rejected until SIGUSR2".into(), "status");
+        add(Level::Warning, "draining: puts are rejected until SIGUSR2".into(), "");
     }
     problems
 }
@@ -322,10 +324,11 @@ mod tests {
             "beanstalkctl -s 127.0.0.1:11301 failed a/b"
         );
         assert_eq!(of("a", Some("unix:it's")), r"beanstalkctl -s 'unix:it'\''s' failed a");
-        let draining = ServerFacts { is_draining: true, ..ServerFacts::default() };
-        assert_eq!(
-            of_server(&draining, Some("[::1]:2"))[0].remedy,
-            "beanstalkctl -s '[::1]:2' status"
-        );
+        let none = ServerFacts::default();
+        let full = ServerFacts { is_binlog_full: true, ..none };
+        assert_eq!(of_server(&full, Some("[::1]:2"))[0].remedy, "beanstalkctl -s '[::1]:2' top");
+        // No command of the tool helps.
+        let draining = ServerFacts { is_draining: true, is_stalled: true, ..none };
+        assert!(of_server(&draining, None).iter().all(|problem| problem.remedy.is_empty()));
     }
 }

@@ -106,13 +106,17 @@ impl Problems {
                     (tube, link, format!("\"{}\"", JsonText(tube)))
                 }
             };
+            let code = match &**remedy {
+                "" => String::new(),
+                remedy => format!(" <code>{}</code>", Escaped(remedy)),
+            };
+            let line = format!("{level:8}  {name:names$}  {text:texts$}  {remedy}");
             out.each(
                 format_args!(
-                    "<li class={level}><b>{level}</b> {link} <span>{}</span> <code>{}</code>\n",
-                    Escaped(text),
-                    Escaped(remedy)
+                    "<li class={level}><b>{level}</b> {link} <span>{}</span>{code}\n",
+                    Escaped(text)
                 ),
-                format_args!("{level:8}  {name:names$}  {text:texts$}  {remedy}\n"),
+                format_args!("{}\n", line.trim_end()),
                 format_args!(
                     "{}{{\"level\":\"{level}\",\"rule\":\"{rule}\",\"tube\":{json},\"text\":\"{}\",\"remedy\":\"{}\"}}",
                     out.separator(),
