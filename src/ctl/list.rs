@@ -82,7 +82,8 @@ pub fn job(ctl: &mut Ctl, args: &Flags) -> Result {
     let body = conn.ask(&format!("peek {id}"))?.content("peek")?.ok_or_else(gone)?;
     // The list also has the holder, and the number of bytes.
     let tube = job.text("tube").to_owned();
-    let listed = look::page(conn, &tube, "any", 1, id - 1).unwrap_or_default().pop();
+    let mut list = Pages { tube: &tube, state: "any", after: id - 1, left: 1 };
+    let listed = list.next(conn).unwrap_or_default().pop();
     match listed.filter(|listed| listed.number("id") == id) {
         Some(listed) => job = listed,
         None => job.push("bytes", body.len()),

@@ -131,26 +131,6 @@ pub fn jobs(conn: &mut Conn, ids: &[u64]) -> Result<Vec<Option<Fields>>> {
     Ok(jobs)
 }
 
-/// Returns some jobs of a tube in a state, or in `any`, with their tube. On a server without lists, it is one job
-/// in this state, and the next one once that job has left it.
-pub fn page(
-    conn: &mut Conn,
-    tube: &str,
-    state: &str,
-    count: u64,
-    after: u64,
-) -> Result<Vec<Fields>> {
-    if NOT_HELD.contains(&state) && !conn.knows_lists()? {
-        return peek(conn, tube, state);
-    }
-    conn.must_list()?;
-    let mut jobs = listed(conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?)?;
-    for Fields(pairs) in &mut jobs {
-        pairs.insert(pairs.len().min(1), ("tube".into(), json_string(tube)));
-    }
-    Ok(jobs)
-}
-
 /// Returns the jobs in the reply to `list-jobs`.
 fn listed(reply: Reply) -> Result<Vec<Fields>> {
     Ok(reply.entries("list-jobs")?.unwrap_or_default())
@@ -167,7 +147,8 @@ fn peek(conn: &mut Conn, tube: &str, state: &str) -> Result<Vec<Fields>> {
     Ok(Vec::from_iter(job))
 }
 
-/// The jobs of a tube in a state, or in `any`, page by page.
+/// The jobs of a tube in a state, or in `any`, page by page. Without lists a page is one job, and the next one is
+/// there once that job has left the state.
 pub struct Pages<'t> {
     pub tube: &'t str,
     pub state: &'static str,
@@ -185,9 +166,17 @@ impl Pages<'_> {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let mut jobs = page(conn, tube, state, count, *after)?;
+        let mut jobs = if NOT_HELD.contains(state) && !conn.knows_lists()? {
+            peek(conn, tube, state)?
+        } else {
+            conn.must_list()?;
+            listed(conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?)?
+        };
         // A peek finds the same job again, if it has not left the state.
         jobs.retain(|job| job.number("id") != *after);
+        for Fields(pairs) in jobs.iter_mut().filter(|job| job.text("tube").is_empty()) {
+            pairs.insert(pairs.len().min(1), ("tube".into(), json_string(tube)));
+        }
         *left -= (jobs.len() as u64).min(*left);
         *after = jobs.last().map_or(*after, |job| job.number("id"));
         Ok(jobs)
