@@ -350,52 +350,52 @@ impl Conn {
         !input.is_empty() || self.doing.is_in_steps()
     }
 
-    /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them.
+    /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them. While a step runs,
+    /// the connection does [`Doing::Line`]: what is left of it is set at its end.
     fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
-        match &mut self.doing {
+        match std::mem::take(&mut self.doing) {
             Doing::Line => lines::run_next(self, s, input),
-            Doing::Body(put) if put.full_len as usize >= LARGE => Some(put::begin_body(self, s)),
-            Doing::Body(put) => {
-                let (body, rest) = input.split_at_checked(put.full_len as usize)?;
-                *input = rest;
-                Some(put::finish_small(self, s, body))
+            Doing::Body(put) if put.full_len as usize >= LARGE => {
+                Some(put::begin_body(self, s, put))
             }
+            Doing::Body(put) => match input.split_at_checked(put.full_len as usize) {
+                Some((body, rest)) => {
+                    *input = rest;
+                    Some(put::finish_small(self, s, &put, body))
+                }
+                None => self.wait_for_input(Doing::Body(put)),
+            },
             Doing::LargeBody(large) => {
                 let missing = large.put.full_len as usize - large.filled;
                 let (part, rest) = input.split_at(input.len().min(missing));
                 *input = rest;
                 let (from, to) = (large.filled, large.filled + part.len());
                 s.queue.bodies.bytes_mut(&large.body, from, to).copy_from_slice(part);
-                Some(put::advance(self, s, part.len()))
+                Some(put::advance(self, s, large, part.len()))
             }
-            Doing::SkipLine(tail) => {
-                let tail = *tail;
-                lines::skip_line(self, tail, input)
+            Doing::SkipLine(tail) => lines::skip_line(self, tail, input),
+            Doing::SkipBody(left, word) if left <= input.len() => {
+                *input = &input[left..];
+                Some(Err(word))
             }
             Doing::SkipBody(left, word) => {
-                let dropped = input.len().min(*left);
-                *input = &input[dropped..];
-                *left -= dropped;
-                let (left, word) = (*left, *word);
-                (left == 0).then(|| {
-                    self.doing = Doing::Line;
-                    Err(word)
-                })
+                let dropped = std::mem::take(input).len();
+                self.wait_for_input(Doing::SkipBody(left - dropped, word))
             }
-            Doing::Steps(_) => {
-                let Doing::Steps(steps) = std::mem::take(&mut self.doing) else {
-                    unreachable!("it was just matched")
-                };
-                Some(self.go_on(s, steps))
-            }
-            Doing::ListTubes
+            Doing::Steps(steps) => Some(self.go_on(s, steps)),
+            waits @ (Doing::ListTubes
             | Doing::Wait(..)
             | Doing::Bodies(_)
             | Doing::Report(_)
             | Doing::Flush
             | Doing::Closing
-            | Doing::Leaving(_) => None,
+            | Doing::Leaving(_)) => self.wait_for_input(waits),
         }
+    }
+
+    fn wait_for_input(&mut self, doing: Doing) -> Option<Answer> {
+        self.doing = doing;
+        None
     }
 
     /// Runs the next step of a command.
@@ -603,8 +603,11 @@ impl Conn {
 
     /// Accepts `count` bytes that were read into the slice of [`Conn::body_space`].
     pub fn receive_body(&mut self, s: &mut Store, count: usize) {
+        let Doing::LargeBody(large) = std::mem::take(&mut self.doing) else {
+            unreachable!("the connection had space for a large body")
+        };
         s.begin_command();
-        let answer = put::advance(self, s, count);
+        let answer = put::advance(self, s, large, count);
         self.answer(s, answer);
         s.end_command();
     }

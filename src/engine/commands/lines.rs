@@ -163,7 +163,6 @@ pub fn skip_line(c: &mut Conn, mut tail: Option<LineTail>, input: &mut &[u8]) ->
         return None;
     }
     *input = &input[CR_LF.len()..];
-    c.doing = Doing::Line;
     Some(tail.map_or(Err(Word::OutOfMemory), |tail| reject(c, tail, Word::BadFormat)))
 }
 

@@ -119,16 +119,8 @@ fn no_memory(s: &Store) -> Word {
     if s.is_draining { Word::Draining } else { Word::OutOfMemory }
 }
 
-fn take_put(c: &mut Conn) -> Put {
-    let Doing::Body(put) = std::mem::take(&mut c.doing) else {
-        unreachable!("the caller has matched the body of a put")
-    };
-    put
-}
-
 /// Allocates the slot of a large body that is about to arrive.
-pub fn begin_body(c: &mut Conn, s: &mut Store) -> Answer {
-    let put = take_put(c);
+pub fn begin_body(c: &mut Conn, s: &mut Store, put: Put) -> Answer {
     let full_len = put.full_len as usize;
     if s.has_memory_for(full_len, put.unique().is_some())
         && let Ok(body) = headroom::leave(Headroom::Whole, || s.queue.bodies.begin(full_len))
@@ -140,16 +132,12 @@ pub fn begin_body(c: &mut Conn, s: &mut Store) -> Answer {
 }
 
 /// Continues with a large body of which `count` more bytes have arrived.
-pub fn advance(c: &mut Conn, s: &mut Store, count: usize) -> Answer {
-    if let Doing::LargeBody(large) = &mut c.doing {
-        large.filled += count;
-        if large.filled < large.put.full_len as usize {
-            return Ok(Reply::Later);
-        }
+pub fn advance(c: &mut Conn, s: &mut Store, mut large: Box<LargePut>, count: usize) -> Answer {
+    large.filled += count;
+    if large.filled < large.put.full_len as usize {
+        c.doing = Doing::LargeBody(large);
+        return Ok(Reply::Later);
     }
-    let Doing::LargeBody(large) = std::mem::take(&mut c.doing) else {
-        unreachable!("the caller has matched a large body")
-    };
     let LargePut { put, body, .. } = *large;
     let ends_in_cr_lf = s.queue.bodies.bytes(&body).ends_with(CR_LF);
     match answer_without_job(s, &put, ends_in_cr_lf) {
@@ -162,9 +150,8 @@ pub fn advance(c: &mut Conn, s: &mut Store, count: usize) -> Answer {
 }
 
 /// Puts a job whose small body has arrived.
-pub fn finish_small(c: &mut Conn, s: &mut Store, bytes: &[u8]) -> Answer {
-    let put = take_put(c);
-    if let Some(answer) = answer_without_job(s, &put, bytes.ends_with(CR_LF)) {
+pub fn finish_small(c: &Conn, s: &mut Store, put: &Put, bytes: &[u8]) -> Answer {
+    if let Some(answer) = answer_without_job(s, put, bytes.ends_with(CR_LF)) {
         return answer;
     }
     // Other clients may have put jobs while this body arrived.
@@ -172,7 +159,7 @@ pub fn finish_small(c: &mut Conn, s: &mut Store, bytes: &[u8]) -> Answer {
         return Err(Word::OutOfMemory);
     }
     let body = headroom::leave(Headroom::Whole, || s.queue.bodies.add(bytes))?;
-    insert(c, s, &put, body)
+    insert(c, s, put, body)
 }
 
 /// Returns the answer to a put that inserts no job, although there is memory for it.
