@@ -119,7 +119,7 @@ pub struct Queue {
     /// the same time become ready in their order.
     pub now: Nanos,
     /// Jobs for connections that have waited, the oldest first, until the loop delivers them.
-    pub woken: Vec<(ConnKey, JobKey)>,
+    pub woken: VecDeque<(ConnKey, JobKey)>,
     /// The counts for `stats`.
     pub totals: Totals,
     /// `None` if jobs are not recorded.
@@ -210,7 +210,7 @@ impl Queue {
             limits,
             work: Work::new(&limits),
             now: Nanos::ZERO,
-            woken: Vec::new(),
+            woken: VecDeque::new(),
             totals: Totals::default(),
             binlog: None,
             clock_offset: ClockOffset::default(),
@@ -627,7 +627,7 @@ impl Queue {
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
         self.assign(job, conn);
-        self.woken.push((conn, job));
+        self.woken.push_back((conn, job));
         self.work.spend(WORK_PER_WAKE);
         true
     }

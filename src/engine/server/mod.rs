@@ -349,21 +349,13 @@ impl<S> Server<S> {
 
     /// Replies to the connections whose waits have ended, and starts replies whose bodies are in memory.
     fn deliver(&mut self) {
-        let Store { queue, reads, .. } = &self.store;
-        if queue.woken.is_empty() && !reads.has_new {
-            return;
-        }
         loop {
-            for index in 0.. {
-                let Some(&(key, job)) = self.store.queue.woken.get(index) else { break };
-                self.with(key, |c, s| c.end_wait(s, WaitResult::Reserved(job)));
-            }
-            self.store.queue.woken.clear();
-            if std::mem::take(&mut self.store.reads.has_new) {
-                self.start_replies();
-            }
             // A reply that is refused gives its jobs to other workers.
-            if self.store.queue.woken.is_empty() {
+            if let Some((key, job)) = self.store.queue.woken.pop_front() {
+                self.with(key, |c, s| c.end_wait(s, WaitResult::Reserved(job)));
+            } else if std::mem::take(&mut self.store.reads.has_new) {
+                self.start_replies();
+            } else {
                 return;
             }
         }
