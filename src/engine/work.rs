@@ -1,9 +1,10 @@
 //! The work that is left in an iteration of the loop. Work is counted in units of about 0.25 us, not timed, so
 //! that tests can assert it.
 //!
-//! An iteration has parts, which may have parts: a tick has the work of each tube that is due, visits have the
-//! share of each connection. The part that runs asks [`Work::is_left`] before each step, and spends. What it
-//! spends is spent of the whole as well:
+//! An iteration is a tick and visits. The parts of a tick follow each other, each with the same units
+//! ([`Work::begin_due`]). Otherwise a part may have parts: a part of a tick has the work of each tube that is due,
+//! visits have the share of each connection. The part that runs asks [`Work::is_left`] before each step, and spends.
+//! What it spends is spent of the whole as well:
 //!
 //! ```text
 //! let rest = work.give(units);        the part has these units, and the rest waits
@@ -21,7 +22,7 @@ pub struct Work {
     left: i64,
     /// What the parts around it have besides.
     outside: i64,
-    /// The units of a tick for tubes, for connections, and for what they have left.
+    /// The units of each part of a tick.
     due: usize,
     /// The units of each visit.
     share: usize,
@@ -48,8 +49,8 @@ impl Work {
 
     // ---- An iteration ----
 
-    /// Begins the tick of an iteration in which `ready` connections are to be visited. `is_late` if due work was
-    /// postponed.
+    /// Sets the units of the parts of a tick, in an iteration in which `ready` connections are to be visited.
+    /// `is_late` if due work was postponed.
     ///
     /// Each part of the tick gets half of the units that the previous iteration used, or as many when it is late. So
     /// it gets few when iterations are short. It gets most when no client is ready.
@@ -62,7 +63,16 @@ impl Work {
             false => (used / 2).max(limits.least_due_work),
         };
         self.due = wanted.min(limits.most_due_work);
-        (self.left, self.outside) = (UNBOUNDED, 0);
+    }
+
+    /// Begins the next part of a tick.
+    pub fn begin_due(&mut self) {
+        self.begin(self.due);
+    }
+
+    /// Begins what is no part of anything, with this many units.
+    pub fn begin(&mut self, units: usize) {
+        (self.left, self.outside) = (fractions(units), 0);
     }
 
     /// Begins the visits, and divides the work of pipelined commands between `connections`. `syncs` if the
@@ -71,7 +81,7 @@ impl Work {
         let shared = if syncs { limits.shared_work_before_sync } else { limits.shared_work };
         self.share = (shared / connections.max(1)).max(limits.least_share_work);
         self.most_at_once = limits.iteration_work / connections.max(1);
-        (self.left, self.outside) = (fractions(limits.iteration_work), 0);
+        self.begin(limits.iteration_work);
     }
 
     // ---- Parts ----
@@ -82,19 +92,9 @@ impl Work {
         self.begin_part(fractions(units))
     }
 
-    /// Gives a part as many units as it takes.
-    pub fn give_all(&mut self) -> Rest {
-        self.begin_part(UNBOUNDED)
-    }
-
     /// Gives at most this many units to a part, of those that are left.
     pub fn give_at_most(&mut self, units: usize) -> Rest {
         self.begin_part(self.left.min(fractions(units)))
-    }
-
-    /// Gives its units to a part of a tick.
-    pub fn give_due(&mut self) -> Rest {
-        self.give(self.due)
     }
 
     /// Gives its share to a visit, whose last command may exceed it.

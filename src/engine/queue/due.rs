@@ -115,7 +115,7 @@ impl Queue {
         self.forget_ended();
         self.offer_parked();
         self.ticked_at = self.now;
-        let rest = self.work.give_due();
+        self.work.begin_due();
         while self.work.is_left()
             && let Some(tube) = self.tube_timers.pop_due(self.now)
         {
@@ -125,7 +125,6 @@ impl Queue {
             self.work.spend(1);
             self.work.end(others);
         }
-        self.work.end(rest);
     }
 
     /// Returns the next connection for which something is due.

@@ -260,24 +260,22 @@ impl<S> Server<S> {
         self.tick_reads();
         self.store.queue.tick();
         self.run_due_conns();
-        let rest = self.store.queue.work.give_due();
+        self.store.queue.work.begin_due();
         self.leave(usize::MAX);
-        self.store.queue.work.end(rest);
         if list_step(&mut self.store) {
             self.send_lists();
         }
         if self.store.queue.has_flushes() && !self.store.is_congested() {
             self.end_flushes();
         }
-        let rest = self.store.queue.work.give_due();
+        self.store.queue.work.begin_due();
         self.deliver();
-        self.store.queue.work.end(rest);
     }
 
     /// Does what is due for connections, and ends their waits.
     fn run_due_conns(&mut self) {
         let Server { links, store: s, .. } = self;
-        let rest = s.queue.work.give_due();
+        s.queue.work.begin_due();
         while s.queue.work.is_left()
             && let Some(key) = s.queue.next_due_conn()
         {
@@ -288,7 +286,6 @@ impl<S> Server<S> {
             }
             s.queue.work.end(others);
         }
-        s.queue.work.end(rest);
         s.queue.end_tick();
     }
 
@@ -305,16 +302,15 @@ impl<S> Server<S> {
     #[cold]
     fn end_flushes(&mut self) {
         let queue = &mut self.store.queue;
-        let rest = if queue.syncs_each_iteration() {
+        if queue.syncs_each_iteration() {
             // Clients wait for the sync of the iteration, which takes longer than this work.
-            queue.work.give(queue.limits.most_due_work)
+            queue.work.begin(queue.limits.most_due_work);
         } else {
-            queue.work.give_due()
-        };
+            queue.work.begin_due();
+        }
         while let Some((key, count)) = self.flush_step() {
             self.finish(key, Reply::Number("FLUSHED ", count));
         }
-        self.store.queue.work.end(rest);
     }
 
     /// Frees flushed jobs, also those that connections hold. Returns the first connection whose flush is
@@ -413,9 +409,9 @@ impl<S> Server<S> {
     pub fn stop(&mut self, now: Nanos) -> Result<(), BinlogError> {
         self.is_stopping = true;
         self.store.advance(now);
-        let _ = self.store.queue.work.give_all();
         // C beanstalkd ignores the record of a flush. It needs the deletes of all flushed jobs.
         while self.store.queue.has_flushes() {
+            self.store.queue.work.begin_due();
             self.flush_step();
         }
         let queue = &mut self.store.queue;

@@ -47,12 +47,11 @@ impl<S> Server<S> {
         while let Some(record) = s.queue.body_cache.read_bodies.take_freed() {
             s.queue.bodies.free_in_steps(record);
         }
-        let rest = s.queue.work.give_due();
+        s.queue.work.begin_due();
         self.finish_reads();
         self.start_replies();
         // Replies that were refused have given jobs to workers.
         self.deliver();
-        self.store.queue.work.end(rest);
         self.close_unread();
     }
 
