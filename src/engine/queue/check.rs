@@ -129,11 +129,11 @@ impl Queue {
 
     // ---- Timers ----
 
-    /// Checks that a timer fires not later than the first of these times, or than the last tick, which has
-    /// left some of what was due; it may fire earlier.
+    /// Checks that a timer fires not later than the first of these times, or now if a tick has left some of what was
+    /// due; it may fire earlier.
     fn check_timer(&self, at: Nanos, what: fmt::Arguments<'_>, moments: [Option<Nanos>; 2]) {
         for first in moments.into_iter().flatten() {
-            let is_in_time = at <= first.max(self.ticked_at) && at != Nanos::NEVER;
+            let is_in_time = at <= first.max(self.now) && at != Nanos::NEVER;
             assert!(is_in_time, "the timer of {what} fires at {at:?}, after {first:?}");
         }
     }

@@ -214,7 +214,7 @@ impl Queue {
 
     /// Returns when the next tick offers parked jobs: at once if some can be.
     pub(super) fn offers_due(&self) -> Nanos {
-        if self.unique.groups.has_freed() { self.ticked_at } else { Nanos::NEVER }
+        if self.unique.groups.has_freed() { Nanos::ZERO } else { Nanos::NEVER }
     }
 
     // ---- Flushes ----

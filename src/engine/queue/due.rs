@@ -114,7 +114,6 @@ impl Queue {
         self.is_late = false;
         self.forget_ended();
         self.offer_parked();
-        self.ticked_at = self.now;
         self.work.begin_due();
         while self.work.is_left()
             && let Some(tube) = self.tube_timers.pop_due(self.now)
@@ -136,7 +135,7 @@ impl Queue {
     /// Ends a tick: notes whether it has left something for too long.
     pub fn end_tick(&mut self) {
         let behind = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        self.is_late |= behind + LATE < self.ticked_at;
+        self.is_late |= behind + LATE < self.now;
     }
 
     fn run_due_tube(&mut self, key: TubeKey) {

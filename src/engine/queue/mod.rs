@@ -132,8 +132,6 @@ pub struct Queue {
     last_buried_at: Nanos,
     tube_timers: Timers<TubeKey>,
     conn_timers: Timers<ConnKey>,
-    /// The time of the last tick. What it has left is due then.
-    ticked_at: Nanos,
     /// Due work was postponed by more than 20 ms.
     pub is_late: bool,
     /// A job that came back this many times is buried; `None` for no limit.
@@ -219,7 +217,6 @@ impl Queue {
             last_buried_at: Nanos::ZERO,
             tube_timers: Timers::default(),
             conn_timers: Timers::default(),
-            ticked_at: Nanos::ZERO,
             is_late: false,
             bury_after: None,
             has_metrics: false,
