@@ -44,8 +44,6 @@ pub struct SelectionScan {
     lowest: BinaryHeap<u64>,
     /// The memory page of jobs that is compared next.
     next_page: usize,
-    /// The units of work of this step.
-    work: usize,
     /// Its copies count the scans.
     _counted: Rc<()>,
 }
@@ -94,7 +92,6 @@ impl Queue {
             count,
             lowest,
             next_page: 0,
-            work: 0,
             _counted: Rc::clone(scans),
         }))
     }
@@ -124,13 +121,6 @@ impl SelectionScan {
 
     /// Continues the scan.
     pub fn step(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
-        self.work = 0;
-        let step = self.advance(queue);
-        queue.work.spend(self.work);
-        step
-    }
-
-    fn advance(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
         if queue.tubes.find(&self.tube_name) != Some(self.tube) {
             return Ok(ScanStep::NoTube);
         }
@@ -144,7 +134,7 @@ impl SelectionScan {
                 self.compare(job, queue);
             }
         }
-        self.work += WORK_PER_SCANNED_PAGE * (end - self.next_page);
+        queue.work.spend(WORK_PER_SCANNED_PAGE * (end - self.next_page));
         self.next_page = end;
         if end < queue.jobs.page_count() {
             return Ok(ScanStep::Unfinished);
@@ -170,9 +160,9 @@ impl SelectionScan {
     }
 
     /// Compares all jobs of the tube. Returns `false` if it has too many.
-    fn compare_tube(&mut self, queue: &Queue) -> bool {
+    fn compare_tube(&mut self, queue: &mut Queue) -> bool {
         let Some(listed) = self.listed(queue) else { return false };
-        self.work += listed * LISTED_COST / COMPARED_PER_WORK;
+        queue.work.spend(listed * LISTED_COST / COMPARED_PER_WORK);
         let TubeJobs { ready, delayed, buried, .. } = &queue.tubes[self.tube].jobs;
         if self.takes(JobState::Ready) {
             self.add_all(ready.keys(&queue.jobs), queue);
@@ -188,7 +178,7 @@ impl SelectionScan {
     }
 
     /// Looks up the next ids. Returns `false` if jobs with higher ids may be missing.
-    fn look_up_window(&mut self, queue: &Queue) -> bool {
+    fn look_up_window(&mut self, queue: &mut Queue) -> bool {
         let window = queue.limits.ids_looked_up_at_once as u64;
         let end = self.after.saturating_add(window).min(queue.highest_id);
         let mut looked_up = 0;
@@ -201,7 +191,7 @@ impl SelectionScan {
                 break;
             }
         }
-        self.work += looked_up / LOOKED_UP_PER_WORK;
+        queue.work.spend(looked_up / LOOKED_UP_PER_WORK);
         if self.lowest.len() > self.count {
             return true;
         }
@@ -237,10 +227,10 @@ impl SelectionScan {
     }
 
     /// Returns the found jobs that still exist and match.
-    fn finish(&mut self, queue: &Queue) -> Result<ScanStep, TryReserveError> {
+    fn finish(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
         let mut ids = std::mem::take(&mut self.lowest).into_sorted_vec();
         let has_more = ids.len() > self.count;
-        self.work += ids.len() * WORK_PER_SELECTED;
+        queue.work.spend(ids.len() * WORK_PER_SELECTED);
         ids.truncate(self.count);
         let next = ids.last().copied().filter(|_| has_more).unwrap_or(0);
         let mut keys = Vec::new();
