@@ -158,7 +158,8 @@ pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) 
     write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
 }
 
-/// Writes a reply with these jobs, and with the bodies of those whose body was read.
+/// Replies with these jobs, for which the output has room, and with the bodies of those whose body was read. A reserve
+/// without any continues.
 fn write(
     c: &mut Conn,
     s: &mut Store,
@@ -167,6 +168,8 @@ fn write(
 ) -> Answer {
     let count = jobs.len() as u64;
     let mut is_written = match reply {
+        BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
+        BodiesFor::Reserved(reserve) if count == 0 => return c.later(Steps::Reserve(reserve)),
         BodiesFor::FoundBatch { next } => c.reply(s, &Reply::Numbers("FOUND_BATCH ", count, next)),
         BodiesFor::Reserved(Reserve { kind: ReserveKind::Batch(_), .. }) => {
             c.reply(s, &Reply::Number("RESERVED_BATCH ", count))
@@ -569,7 +572,12 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
             s.queue.touch(&mut c.client, one.job);
         }
     }
-    let answer = send(c, s, reply, &wanted.bodies);
+    let read = |one: &WantedBody| match &one.source {
+        BodySource::Read(body) => Some(Rc::clone(body)),
+        BodySource::Job | BodySource::Disk | BodySource::Nowhere => None,
+    };
+    let bodies = wanted.bodies.iter().map(|one| ((one.job, one.id), read(one)));
+    let answer = write(c, s, reply, bodies);
     c.answer_later(s, answer);
     if has_waited
         && reply.is_reserved()
@@ -577,23 +585,5 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     {
         let tube = job.tube;
         s.queue.read_ahead(tube);
-    }
-}
-
-/// Replies with these bodies, for which the output has room. A reserve without any continues.
-fn send(c: &mut Conn, s: &mut Store, reply: BodiesFor, bodies: &[WantedBody]) -> Answer {
-    match reply {
-        BodiesFor::Found | BodiesFor::ReservedById if bodies.is_empty() => Err(Word::NotFound),
-        BodiesFor::Reserved(reserve) if bodies.is_empty() => c.later(Steps::Reserve(reserve)),
-        BodiesFor::Found
-        | BodiesFor::FoundBatch { .. }
-        | BodiesFor::ReservedById
-        | BodiesFor::Reserved(_) => {
-            let read = |one: &WantedBody| match &one.source {
-                BodySource::Read(body) => Some(Rc::clone(body)),
-                BodySource::Job | BodySource::Disk | BodySource::Nowhere => None,
-            };
-            write(c, s, reply, bodies.iter().map(|one| ((one.job, one.id), read(one))))
-        }
     }
 }

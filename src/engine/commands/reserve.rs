@@ -168,10 +168,10 @@ pub fn fill_batch_step(
     let rest = s.queue.give_search();
     let filled = fill_batch(c, s, &mut batch);
     s.queue.work.end(rest);
-    if filled? {
-        reads::reply_batch(c, s, *batch, BodiesFor::Reserved(reserve))
-    } else {
-        c.later(Steps::FillBatch(batch, reserve))
+    match (filled?, batch.is_empty()) {
+        (true, true) => Ok(reserve.timeout_reply()),
+        (true, false) => reads::reply_batch(c, s, *batch, BodiesFor::Reserved(reserve)),
+        (false, _) => c.later(Steps::FillBatch(batch, reserve)),
     }
 }
 
