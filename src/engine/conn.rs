@@ -496,8 +496,8 @@ impl Conn {
     fn answer(&mut self, s: &mut Store, answer: Answer) {
         match &answer {
             Ok(Reply::Later) => {}
-            Ok(reply) => _ = self.reply(s, reply),
-            Err(word) => _ = self.reply(s, &Reply::Word(*word)),
+            Ok(reply) => self.reply(s, reply),
+            Err(word) => self.reply(s, &Reply::Word(*word)),
         }
     }
 
@@ -508,16 +508,16 @@ impl Conn {
         self.mark_dirty(s);
     }
 
-    /// Appends a reply to the output. Returns `false` if there is no memory: then the connection closes.
+    /// Appends a reply to the output. Without memory for it the connection closes.
     #[inline]
-    pub fn reply(&mut self, s: &mut Store, reply: &Reply) -> bool {
+    pub fn reply(&mut self, s: &mut Store, reply: &Reply) {
         let before = s.pool.text_len();
         let written = reply.write(&mut self.output, &mut s.pool, &s.queue.tubes);
-        self.replied(s, before, written)
+        self.replied(s, before, written);
     }
 
-    /// Appends a job with its body: the one that was read back, or that of the job. Returns `false` if there
-    /// is no memory: then the connection closes.
+    /// Appends a job with its body: the one that was read back, or that of the job. Without memory for it the
+    /// connection closes.
     #[inline]
     pub fn reply_body(
         &mut self,
@@ -525,31 +525,24 @@ impl Conn {
         word: JobWord,
         (job, id): (JobKey, u64),
         read: Option<&Rc<ReadBody>>,
-    ) -> bool {
+    ) {
         let Queue { jobs, bodies, .. } = &mut s.queue;
         let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
         let before = s.pool.text_len();
         let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
-        let is_written = self.replied(s, before, written);
+        self.replied(s, before, written);
         if word == JobWord::Reserved {
             s.queue.after_reserve(job);
         }
-        is_written
     }
 
     /// Handles that a reply was written behind a text of all outputs of this length.
     #[inline]
-    fn replied(
-        &mut self,
-        s: &mut Store,
-        before: usize,
-        written: Result<(), TryReserveError>,
-    ) -> bool {
+    fn replied(&mut self, s: &mut Store, before: usize, written: Result<(), TryReserveError>) {
         s.queue.work.spend((s.pool.text_len() - before) / REPLY_BYTES_PER_WORK);
         if written.is_err() {
             self.fail(s);
         }
-        written.is_ok()
     }
 
     /// Ensures that a reply of this size allocates nothing.

@@ -167,17 +167,17 @@ fn write(
     jobs: impl ExactSizeIterator<Item = ((JobKey, u64), Option<Rc<ReadBody>>)>,
 ) -> Answer {
     let count = jobs.len() as u64;
-    let mut is_written = match reply {
+    match reply {
         BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
         BodiesFor::Reserved(reserve) if count == 0 => return c.later(Steps::Reserve(reserve)),
         BodiesFor::FoundBatch { next } => c.reply(s, &Reply::Numbers("FOUND_BATCH ", count, next)),
         BodiesFor::Reserved(Reserve { kind: ReserveKind::Batch(_), .. }) => {
             c.reply(s, &Reply::Number("RESERVED_BATCH ", count))
         }
-        BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => true,
-    };
+        BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => {}
+    }
     for (job, read) in jobs {
-        is_written = is_written && c.reply_body(s, reply.word(), job, read.as_ref());
+        c.reply_body(s, reply.word(), job, read.as_ref());
     }
     Ok(Reply::Later)
 }
