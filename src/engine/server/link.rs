@@ -12,7 +12,6 @@ pub struct Link<S> {
     /// `None` once the connection is closed.
     pub stream: Option<S>,
     pub conn: Conn,
-    /// What is known of the stream. A half-close is not known any more once the connection knows it.
     pub seen: Readiness,
     /// It is in the list of connections to visit.
     pub is_queued: bool,

@@ -500,7 +500,7 @@ impl<S: Read + Write> Server<S> {
         s.queue.work.spend(WORK_PER_VISIT);
         let others = s.queue.work.give_share();
         link.conn.mark_dirty(s);
-        if std::mem::take(&mut link.seen.is_half_closed) {
+        if link.seen.is_half_closed {
             link.conn.half_close(s);
         }
         if link.conn.has_backlog && link.conn.can_run(s) {
@@ -530,24 +530,18 @@ impl<S: Read + Write> Server<S> {
     /// in the page cache. One that is gone waits for no others: its jobs are for other clients, and its next commands
     /// run.
     fn run_rest(&mut self, key: ConnKey) {
-        let resume = |c: &mut Conn, s: &mut Store| {
-            let may_run = c.has_backlog && s.queue.work.is_left() && c.can_run(s);
-            if may_run {
-                c.resume(s);
-            }
-            may_run
-        };
-        self.report(key);
-        while let Some(Link { conn, seen, .. }) = link_of(&mut self.links, key) {
-            if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
-                give_up_waiting(conn, &mut self.store);
-                self.deliver();
-            }
-            if self.with(key, resume) != Some(true) {
-                break;
-            }
+        loop {
             self.report(key);
             self.deliver();
+            let Server { links, store: s, .. } = self;
+            let Some(Link { conn, seen, .. }) = link_of(links, key) else { return };
+            if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
+                give_up_waiting(conn, s);
+            } else if conn.has_backlog && s.queue.work.is_left() && conn.can_run(s) {
+                conn.resume(s);
+            } else {
+                return;
+            }
         }
     }
 }
