@@ -9,7 +9,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
 use crate::engine::queue::tube::Tube;
-use crate::engine::queue::{Queue, Totals};
+use crate::engine::queue::Queue;
 use crate::engine::store::Store;
 use crate::engine::text::{self, CountOf, Grouped};
 use crate::engine::time::Nanos;
@@ -81,7 +81,7 @@ impl Yaml {
         Yaml("---\n".to_owned())
     }
 
-    fn line(&mut self, key: &str, value: impl Display) -> &mut Yaml {
+    fn line(&mut self, key: impl Display, value: impl Display) -> &mut Yaml {
         writeln!(self.0, "{key}: {value}").expect(STRING_WRITE);
         self
     }
@@ -250,59 +250,48 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
 }
 
 /// Returns the document of `stats`.
-pub fn server(server: &Store) -> String {
-    let Store { queue, settings, process, .. } = server;
+pub fn server(store: &Store) -> String {
+    let Store { queue, settings, process, .. } = store;
+    let totals = &queue.totals;
+    let processor = (process.processor_time)();
+    let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     let mut yaml = Yaml::new();
-    current_jobs(&mut yaml, &queue.totals);
-    commands(&mut yaml, &server.commands);
-    yaml.line("job-timeouts", queue.totals.timeouts)
-        .line("total-jobs", queue.totals.total_jobs)
+    yaml.line("current-jobs-urgent", totals.urgent)
+        .line("current-jobs-ready", totals.ready)
+        .line("current-jobs-reserved", totals.reserved)
+        .line("current-jobs-delayed", totals.delayed)
+        .line("current-jobs-buried", totals.buried);
+    for (command, count) in COMMANDS.iter().zip(&store.commands) {
+        if command.counted == Counted::InStats {
+            yaml.line(format_args!("cmd-{}", command.name()), count);
+        }
+    }
+    yaml.line("job-timeouts", totals.timeouts)
+        .line("total-jobs", totals.total_jobs)
         .line("max-job-size", settings.max_job_size)
         .line("current-tubes", queue.tubes.len())
-        .line("current-connections", server.connections)
-        .line("current-producers", queue.totals.producers)
-        .line("current-workers", queue.totals.workers)
-        .line("current-waiting", queue.totals.waiting)
-        .line("total-connections", server.total_connections);
-    write_process(&mut yaml, process, queue.now);
+        .line("current-connections", store.connections)
+        .line("current-producers", totals.producers)
+        .line("current-workers", totals.workers)
+        .line("current-waiting", totals.waiting)
+        .line("total-connections", store.total_connections)
+        .line("pid", process.pid)
+        .quoted("version", VERSION)
+        .line("rusage-utime", seconds(processor.user_us))
+        .line("rusage-stime", seconds(processor.system_us))
+        .line("uptime", queue.now.since(process.started_at).whole_secs());
     let binlog = queue.binlog.as_ref();
     yaml.line("binlog-oldest-index", binlog.map_or(0, |it| it.files.oldest_number()))
         .line("binlog-current-index", binlog.map_or(0, |it| it.files.current().number))
         .line("binlog-records-migrated", binlog.map_or(0, |it| it.records_migrated))
         .line("binlog-records-written", binlog.map_or(0, |it| it.records_written))
         .line("binlog-max-size", settings.binlog_file_size)
-        .line("draining", server.is_draining)
+        .line("draining", store.is_draining)
         .line("id", &process.instance_id)
         .quoted("hostname", &process.hostname)
         .quoted("os", &process.os_version)
         .quoted("platform", &process.platform);
     yaml.0
-}
-
-fn current_jobs(yaml: &mut Yaml, totals: &Totals) {
-    yaml.line("current-jobs-urgent", totals.urgent)
-        .line("current-jobs-ready", totals.ready)
-        .line("current-jobs-reserved", totals.reserved)
-        .line("current-jobs-delayed", totals.delayed)
-        .line("current-jobs-buried", totals.buried);
-}
-
-fn commands(yaml: &mut Yaml, counts: &[u64]) {
-    for (command, count) in COMMANDS.iter().zip(counts) {
-        if command.counted == Counted::InStats {
-            writeln!(yaml.0, "cmd-{}: {count}", command.name()).expect(STRING_WRITE);
-        }
-    }
-}
-
-fn write_process(yaml: &mut Yaml, info: &ProcessInfo, now: Nanos) {
-    let processor = (info.processor_time)();
-    let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
-    yaml.line("pid", info.pid)
-        .quoted("version", VERSION)
-        .line("rusage-utime", seconds(processor.user_us))
-        .line("rusage-stime", seconds(processor.system_us))
-        .line("uptime", now.since(info.started_at).whole_secs());
 }
 
 impl fmt::Display for StatusLine {
