@@ -98,7 +98,7 @@ pub enum Doing {
     /// A reply whose bodies wait for memory or for the disk.
     Bodies(Box<WantedBodies>),
     /// A look at other connections, which follows in the same visit.
-    Report(Box<Report>),
+    Report(Report),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flush,
     /// Nothing: it is closed when its output is sent.

@@ -3,10 +3,9 @@
 //!
 //! No handler knows other connections. A page with their facts is left to the server, as a [`Report`].
 
-pub use crate::engine::protocol::batch::Batch;
-
 use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::keys::JobKey;
+use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::protocol::stats;
@@ -14,7 +13,6 @@ use crate::engine::queue::browse::{ScanStep, Selection, SelectionScan};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::Store;
 use crate::engine::text;
-use std::collections::TryReserveError;
 use std::rc::Rc;
 
 /// A page with facts of other connections, which the server writes.
@@ -54,6 +52,11 @@ pub fn list_jobs(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     begin(c, s, args, false)
 }
 
+/// `peek-batch <tube> <state> <count> [<after>]`
+pub fn peek_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
+    begin(c, s, args, true)
+}
+
 /// `list-clients <count> [<after> [<tube>]]`
 pub fn list_clients(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let (left, after) = (args.count(), args.second_id());
@@ -61,17 +64,6 @@ pub fn list_clients(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let page = ClientPage { left, after, last: 0, tube, lines: String::new() };
     let units = WORK_PER_LOOK + CONNECTIONS_PER_STEP * WORK_PER_CLIENT;
     c.begin_steps(s, units, Steps::ListClients(Box::new(page)))
-}
-
-/// Leaves the next step of a page to the server.
-pub fn report(c: &mut Conn, report: Report) -> Answer {
-    c.doing = Doing::Report(Box::new(report));
-    Ok(Reply::Later)
-}
-
-/// `peek-batch <tube> <state> <count> [<after>]`
-pub fn peek_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    begin(c, s, args, true)
 }
 
 fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, shows_bodies: bool) -> Answer {
@@ -106,23 +98,21 @@ pub fn select_step(
 
 /// Replies to a `peek-batch`, with as many jobs as the reply may have.
 fn reply_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey], mut next: u64) -> Answer {
-    let batch = batch_of_bodies(s, keys)?;
-    if batch.jobs.len() < keys.len() {
-        next = batch.jobs.last().map_or(0, |&(_, id)| id);
-    }
-    reads::reply_batch(c, s, batch, BodiesFor::FoundBatch { next })
-}
-
-/// Returns the first of these jobs, at most as many as one reply may have.
-fn batch_of_bodies(s: &Store, keys: &[JobKey]) -> Result<Batch, TryReserveError> {
     let mut batch = Batch::new(keys.len());
     for &job in keys {
         if !fits_reply(s, &batch, job) {
+            next = batch.jobs.last().map_or(0, |&(_, id)| id);
             break;
         }
         batch.try_push(job, &s.queue.jobs[job])?;
     }
-    Ok(batch)
+    reads::reply_batch(c, s, batch, BodiesFor::FoundBatch { next })
+}
+
+/// Leaves the next step of a page to the server.
+pub fn report(c: &mut Conn, report: Report) -> Answer {
+    c.doing = Doing::Report(report);
+    Ok(Reply::Later)
 }
 
 /// Returns whether one more job may be in a reply.

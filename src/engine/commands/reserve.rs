@@ -6,9 +6,10 @@
 //!              `---- unfinished -> Steps::Reserve or Steps::FillBatch, the next step
 //! ```
 
-use super::pages::{Batch, fits_reply};
+use super::pages::fits_reply;
 use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::keys::JobKey;
+use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::waiters::{Search, Wait};

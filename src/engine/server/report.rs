@@ -23,7 +23,7 @@ impl<S> Server<S> {
     pub(super) fn report(&mut self, key: ConnKey) {
         let Some(link) = link_of(&mut self.links, key) else { return };
         let Doing::Report(report) = &mut link.conn.doing else { return };
-        let report = std::mem::replace(&mut **report, Report::Jobs(Vec::new(), 0));
+        let report = std::mem::replace(report, Report::Jobs(Vec::new(), 0));
         let mut rest = Doing::Line;
         let answer = match report {
             Report::Jobs(keys, next) => {
