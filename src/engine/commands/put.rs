@@ -79,14 +79,14 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     // If a job has the same key at the end of the body, a small body needs no memory.
     let needs_memory = tags.is_none_or(|tags| tags.unique.is_none()) || full_len >= LARGE;
     // In drain mode the reply to a put is `DRAINING`, at the end of the body.
-    let has_memory = s.is_draining || !needs_memory || s.has_memory_for(full_len, tags.is_some());
+    let has_memory = s.is_draining
+        || !needs_memory
+        || (s.has_memory_for(full_len, tags.is_some()) && s.has_headroom(Headroom::Whole));
     let has_extras = tube.is_some() || tags.is_some();
-    let Ok(extras) = has_extras.then(|| try_extras(c, s, tube, tags)).transpose() else {
+    let extras = has_extras.then(|| try_extras(c, s, tube, tags)).transpose();
+    let (true, Ok(extras)) = (has_memory, extras) else {
         return skip_body(c, full_len, no_memory(s));
     };
-    if !has_memory || (needs_memory && !s.has_headroom(Headroom::Whole)) {
-        return skip_body(c, full_len, Word::OutOfMemory);
-    }
     s.queue.last_id += 1;
     let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
     c.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
