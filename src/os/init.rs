@@ -16,8 +16,7 @@
 //!
 //! The second one has the kernel's own format. A kernel that knows it configures the network itself.
 
-use super::sys::files;
-use super::sys::machine;
+use super::sys::{files, machine};
 use log::{info, warn};
 use rustix::mount::{self, MountFlags, UnmountFlags};
 use rustix::system::RebootCommand;

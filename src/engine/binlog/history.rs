@@ -19,8 +19,9 @@ use super::disk::{Disk, FileNumber};
 use super::error::BinlogError;
 use super::gaps::Gaps;
 use super::reader::{Damage, Item, Reader, Record};
-use super::record::KeyRecord;
-use super::record::{Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, JobState, Layout, Mark};
+use super::record::{
+    Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, JobState, KeyRecord, Layout, Mark,
+};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use std::collections::{HashMap, TryReserveError};

@@ -133,7 +133,7 @@ impl<'a> Args<'a> {
                 Argument::Bound => rest.like_strtoul()?.into(),
                 Argument::Pause => {
                     args.tube = rest.name_prefix()?;
-                    rest.u32()?.into()
+                    rest.number(0, u32::MAX.into())?
                 }
                 Argument::Name => {
                     args.tube = std::mem::take(&mut rest).name()?;
@@ -309,10 +309,6 @@ impl<'a> Rest<'a> {
     #[inline]
     fn number(&mut self, least: u64, most: u64) -> Option<u64> {
         self.u64().filter(|number| (least..=most).contains(number))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        u32::try_from(self.u64()?).ok()
     }
 
     /// Parses any number of spaces, then digits.

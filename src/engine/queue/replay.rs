@@ -19,9 +19,9 @@ use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::reader::{Damage, Record};
-use crate::engine::binlog::record::KeyRecord;
 use crate::engine::binlog::record::{
-    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, JobState, KEY_ID, Mark,
+    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, JobState, KEY_ID, KeyRecord,
+    Mark,
 };
 use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
