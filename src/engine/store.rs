@@ -52,8 +52,8 @@ pub struct Store {
     pub reads: Reads,
     /// How far a remote disk was at the end of the last commit. `None` for a local disk.
     pub progress: Option<Progress>,
-    /// The time of the last warning that jobs take the maximum of memory.
-    memory_warned_at: Option<Nanos>,
+    /// Before this moment no further warning is logged that jobs take the maximum of memory.
+    memory_warns_at: Nanos,
 }
 
 /// Units of work to reserve or delete a job of a batch.
@@ -99,7 +99,7 @@ impl Store {
             selections: Rc::default(),
             reads: Reads::default(),
             progress: None,
-            memory_warned_at: None,
+            memory_warns_at: Nanos::ZERO,
         }
     }
 
@@ -185,8 +185,8 @@ impl Store {
         }
         let taken = self.queue.job_bytes();
         let now = self.queue.now;
-        if self.memory_warned_at.is_none_or(|at| at + WARN_INTERVAL <= now) {
-            self.memory_warned_at = Some(now);
+        if self.memory_warns_at <= now {
+            self.memory_warns_at = now + WARN_INTERVAL;
             warn!(
                 "a put is answered OUT_OF_MEMORY: jobs, arriving bodies and unread replies take \
                  {taken} bytes of memory, and {limit} are allowed"

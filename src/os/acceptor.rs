@@ -42,7 +42,8 @@ pub struct Acceptor {
     /// The last attempt has found the connection limit reached. The next one logs a warning if a connection
     /// still waits.
     is_full: bool,
-    warned_at: Option<Nanos>,
+    /// No further warning is logged before this moment.
+    warns_at: Nanos,
 }
 
 struct ReadyListener {
@@ -82,7 +83,7 @@ impl Acceptor {
             failures: 0,
             retry_at: Nanos::ZERO,
             is_full: false,
-            warned_at: None,
+            warns_at: Nanos::ZERO,
         })
     }
 
@@ -169,8 +170,8 @@ impl Acceptor {
     }
 
     fn warn(&mut self, why: fmt::Arguments<'_>, now: Nanos) {
-        if self.warned_at.is_none_or(|at| at + WARN_EVERY <= now) {
-            self.warned_at = Some(now);
+        if self.warns_at <= now {
+            self.warns_at = now + WARN_EVERY;
             warn!("cannot accept {}: {why}", self.what);
         }
     }

@@ -34,7 +34,6 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use socket2::Socket;
-use std::cell::Cell;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -97,10 +96,9 @@ impl EventLoop {
             let open = self.server.store.connections;
             self.server.begin(self.poller.now, due);
             // The first visit takes the time at which the wait has ended, unless more was done since.
-            let waited_until = Some(self.poller.now).filter(|&now| now < due);
-            let (clock, waited_until) = (self.poller.clock, Cell::new(waited_until));
-            let now = || waited_until.take().unwrap_or_else(|| clock.now());
-            while self.server.visit_next(now).is_some() {}
+            let mut waited_until = Some(self.poller.now).filter(|&now| now < due);
+            let mut now = || waited_until.take().unwrap_or_else(|| self.poller.clock.now());
+            while self.server.visit_next(&mut now).is_some() {}
             self.poller.now = self.server.store.queue.now;
             self.server.commit(self.poller.now).map_err(cannot_write)?;
             self.server.send(|| check(self.membership.as_ref()).is_ok());
@@ -150,8 +148,7 @@ impl EventLoop {
             metrics.turn(ServerState::Serving(server, measurements), poller.now);
             metrics.turn_by(measurements.next_due());
         }
-        poller.now = poller.clock.now();
-        measurements.iterations.count(poller.now.since(self.iteration_at));
+        measurements.iterations.count(poller.read_clock().since(self.iteration_at));
     }
 
     /// Waits for events, and until something is due. Returns when something is due for the server.

@@ -463,7 +463,7 @@ impl Driver {
     pub fn visit(&mut self) -> Option<Visit> {
         loop {
             let now = self.now;
-            let key = self.server.visit_next(|| now)?;
+            let key = self.server.visit_next(&mut || now)?;
             self.note_made();
             let Some(&client) = self.by_key.get(&key) else { continue };
             let mut wire = self.links[client].wire.borrow_mut();

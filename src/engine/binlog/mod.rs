@@ -129,8 +129,6 @@ impl Binlog {
         let reserved = batch.try_reserve_exact(writer::longest_batch(&limits));
         let no_file = |error| BinlogError::new(Step::Begin, "cannot create a file", error);
         reserved.map_err(|error| no_file(io::Error::from(error)))?;
-        // A hash with random keys.
-        let random = RandomState::new().hash_one(());
         let mut binlog = Binlog {
             disk,
             failure: None,
@@ -142,7 +140,8 @@ impl Binlog {
             sync: SyncState::default(),
             compaction: Compaction::default(),
             batch,
-            nonce: u32::from_ne_bytes(*random.to_ne_bytes().first_chunk().expect("it is longer")),
+            // A hash with random keys.
+            nonce: low_half(RandomState::new().hash_one(())),
             last_id,
             now,
             recorded_at: now,
@@ -359,3 +358,4 @@ impl From<TryReserveError> for NoSpace {
         NoSpace
     }
 }
+use crate::engine::collections::chains::low_half;

@@ -87,7 +87,7 @@ impl<S: Read + Write> Link<S> {
         s: &mut Store,
         scratch: &mut [u8],
         most: usize,
-        clock: &dyn Fn() -> Nanos,
+        clock: &mut dyn FnMut() -> Nanos,
     ) -> io::Result<()> {
         let is_large = self.conn.sends_large_bodies;
         if is_large && self.read_body(s, scratch, clock)? {
@@ -106,7 +106,7 @@ impl<S: Read + Write> Link<S> {
         &mut self,
         s: &mut Store,
         scratch: &mut [u8],
-        clock: &dyn Fn() -> Nanos,
+        clock: &mut dyn FnMut() -> Nanos,
     ) -> io::Result<()> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let read = stream.read(scratch);
@@ -122,7 +122,7 @@ impl<S: Read + Write> Link<S> {
         &mut self,
         s: &mut Store,
         scratch: &mut [u8],
-        clock: &dyn Fn() -> Nanos,
+        clock: &mut dyn FnMut() -> Nanos,
     ) -> io::Result<bool> {
         let Limits { body_read_bytes, head_read_bytes, .. } = s.queue.limits;
         if !self.seen.is_readable {
@@ -153,7 +153,7 @@ impl<S: Read + Write> Link<S> {
         s: &mut Store,
         read: io::Result<usize>,
         most: usize,
-        clock: &dyn Fn() -> Nanos,
+        clock: &mut dyn FnMut() -> Nanos,
     ) -> io::Result<Option<usize>> {
         match read {
             Ok(0) => {

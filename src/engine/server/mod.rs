@@ -467,12 +467,12 @@ impl<S: Read + Write> Server<S> {
     ///
     /// `clock` is read again after bytes have arrived: a timeout must not count from a moment before its
     /// command.
-    pub fn visit_next(&mut self, clock: impl Fn() -> Nanos) -> Option<ConnKey> {
+    pub fn visit_next(&mut self, clock: &mut dyn FnMut() -> Nanos) -> Option<ConnKey> {
         if self.store.is_congested() {
             return None;
         }
         let key = self.visits.next(self.store.queue.work.is_left())?;
-        self.visit(key, &clock);
+        self.visit(key, clock);
         Some(key)
     }
 
@@ -482,7 +482,7 @@ impl<S: Read + Write> Server<S> {
         let queue = &mut self.store.queue;
         queue.work.begin_visits(1, false, &queue.limits);
         self.visits.retain(|queued| queued != key);
-        self.visit(key, &|| now);
+        self.visit(key, &mut || now);
         let output = self.with(key, |c, s| {
             let bytes = c.output.unsent(0, &s.queue.bodies);
             c.sent(s, bytes.len());
@@ -493,7 +493,7 @@ impl<S: Read + Write> Server<S> {
 
     /// Runs buffered commands, reads once, and runs what has come. Closes a connection that has ended, unless it has
     /// output.
-    fn visit(&mut self, key: ConnKey, clock: &dyn Fn() -> Nanos) {
+    fn visit(&mut self, key: ConnKey, clock: &mut dyn FnMut() -> Nanos) {
         let Server { links, store: s, scratch, read_len, .. } = self;
         let Some(link) = link_of(links, key) else { return };
         link.is_queued = false;
