@@ -184,17 +184,11 @@ impl Queue {
 
     /// Frees the jobs of a flush that no connection holds. Returns `false` without work left for all of them.
     fn free_flushed(&mut self, index: usize) -> bool {
-        let is_done = self.free_flushed_jobs(index);
-        self.offer_parked();
-        is_done
-    }
-
-    fn free_flushed_jobs(&mut self, index: usize) -> bool {
-        loop {
+        let is_done = loop {
             let Flush { tube, epoch, decision, ref mut jobs, .. } = self.flushes[index];
             let TubeJobs { ready, delayed, buried, behind, .. } = jobs;
             if !self.work.is_left() {
-                return false;
+                break false;
             }
             let jobs = &mut self.jobs;
             let job = ready.pop_any(jobs).or_else(|| delayed.pop_any(jobs));
@@ -209,9 +203,11 @@ impl Queue {
                 None if decision.kind == FlushKind::All && self.free_flushed_slot(tube, epoch) => {
                     self.work.spend(WORK_PER_FREE);
                 }
-                None => return true,
+                None => break true,
             }
-        }
+        };
+        self.offer_parked();
+        is_done
     }
 
     /// Frees flushed jobs that a connection holds, from this index of its heap on. A job that moves within its
