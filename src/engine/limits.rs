@@ -64,9 +64,9 @@ limits! {
     jobs_per_batch_step: usize = 256,
     /// The parked jobs of groups with a free slot that are offered in one step, each in about 1 us.
     offers_per_step: usize = 256,
-    /// The jobs that a kick moves in an iteration, in less than 1 ms.
+    /// The jobs that a kick moves in an iteration, in less than 1 ms; fewer if it wakes connections.
     jobs_per_kick_step: usize = 1024,
-    /// The waiting connections that a kick, or the end of a pause by command, wakes in an iteration.
+    /// The waiting connections that the end of a pause by command wakes in an iteration.
     /// Each needs a write of about 5 us. The tube stays paused until all are woken.
     wakes_per_step: usize = 128,
     /// The jobs that a `touch-all` checks in an iteration, so that a step takes about 0.5 ms.

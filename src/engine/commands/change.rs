@@ -4,10 +4,10 @@ use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::Kick;
 use crate::engine::queue::flush::FlushKind;
 use crate::engine::queue::job::JobState;
 use crate::engine::queue::touch::TouchAll;
+use crate::engine::queue::{Kick, WORK_PER_MOVE};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use std::collections::VecDeque;
 
@@ -111,7 +111,7 @@ pub fn touch_all_step(c: &mut Conn, s: &mut Store, mut touch: TouchAll) -> Answe
 /// `kick <bound>`
 pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let kick = s.queue.plan_kick(c.client.used, args.number(0));
-    let units = (kick.left as usize).min(s.queue.limits.jobs_per_kick_step);
+    let units = (kick.left as usize).min(s.queue.limits.jobs_per_kick_step) * WORK_PER_MOVE;
     c.begin_steps(s, units, Steps::Kick(kick))
 }
 

@@ -188,7 +188,7 @@ const URGENT_BELOW: u32 = 1024;
 const WORK_PER_FREED_PAGE: usize = 32;
 
 /// Units of work to move a job, and to reply to a connection that waited.
-const WORK_PER_MOVE: usize = 2;
+pub const WORK_PER_MOVE: usize = 2;
 const WORK_PER_WAKE: usize = 16;
 
 impl Queue {
@@ -455,24 +455,19 @@ impl Queue {
         Kick { tube: tube_key, takes_buried, left, kicked: 0 }
     }
 
-    /// Kicks jobs until `kick.left` is 0, or a step has kicked as many jobs or woken as many
-    /// connections as it may, fewer if the jobs have groups. Returns an error only if the binlog has no space for
-    /// the first one.
+    /// Kicks jobs until `kick.left` is 0, or the work of a step is used up. Returns an error only if the binlog has
+    /// no space for the first one.
     pub fn kick(&mut self, kick: &mut Kick) -> Result<(), NoSpace> {
-        let Limits { jobs_per_kick_step: jobs, wakes_per_step: wakes, .. } = self.limits;
-        let rest = self.work.give(jobs + wakes * WORK_PER_WAKE);
+        let rest = self.work.give(self.limits.jobs_per_kick_step * WORK_PER_MOVE);
         let mut result = Ok(());
-        for _ in 0..jobs.min(kick.left as usize) {
-            if kick.left == 0 || self.woken.len() >= wakes || !self.work.is_left() {
-                break;
-            }
+        while kick.left > 0 && self.work.is_left() {
             let tube = &self.tubes[kick.tube];
             let next = if kick.takes_buried {
                 tube.first_buried()
             } else {
                 tube.first_delayed(&self.jobs)
             };
-            self.work.spend(1);
+            self.work.spend(WORK_PER_MOVE);
             match next.map(|job| self.kick_one(job)) {
                 Some(Ok(())) => (kick.left, kick.kicked) = (kick.left - 1, kick.kicked + 1),
                 Some(Err(no_space)) => {
