@@ -197,22 +197,21 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         asked_at: s.queue.now,
     };
     let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
-    let mut fits = has_room.is_ok();
-    for &(job, id) in jobs.iter().filter(|_| has_room.is_ok()) {
+    let can_hold = |&(job, _): &(JobKey, u64)| s.settings.can_hold(&s.queue.jobs[job].body);
+    if has_room.is_err() || !jobs.iter().all(can_hold) {
+        return refuse(c, s, reply, jobs.iter().copied());
+    }
+    for &(job, id) in jobs {
         let body = &s.queue.jobs[job].body;
         // One that another reply has got is taken later: a reply that waits for memory holds none.
         let source = if !body.is_cold() {
             BodySource::Job
         } else {
-            fits &= s.settings.can_hold(body);
             wanted.cold_bytes += u64::from(body.full_len());
             wanted.copied_bytes += if body.is_large() { 0 } else { body.full_len() as usize };
             BodySource::Disk
         };
         wanted.bodies.push(WantedBody { job, id, source });
-    }
-    if !fits {
-        return refuse(c, s, reply, jobs.iter().copied());
     }
     if wanted.cold_bytes > LARGE_REPLY {
         wanted.class = ReplyClass::Large;
