@@ -50,6 +50,7 @@ mod space;
 mod syncing;
 mod writer;
 
+use super::collections::chains::low_half;
 use super::keys::{JobKey, KeptKey, Owner};
 use super::limits::{Limits, Settings};
 use super::time::Nanos;
@@ -358,4 +359,3 @@ impl From<TryReserveError> for NoSpace {
         NoSpace
     }
 }
-use crate::engine::collections::chains::low_half;
