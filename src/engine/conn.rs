@@ -264,12 +264,18 @@ impl Conn {
     /// is to be disconnected.
     pub fn begin_send(&mut self, s: &mut Store) -> bool {
         self.is_dirty = false;
-        let Some(progress) = s.progress else { return false };
-        if self.output.hold_back(progress) && !std::mem::replace(&mut self.is_held_back, true) {
-            s.held_back.push(self.client.key);
+        let is_overdue = s.progress.is_some_and(|progress| {
+            let holds_back = self.output.hold_back(progress);
+            if holds_back && !std::mem::replace(&mut self.is_held_back, true) {
+                s.held_back.push(self.client.key);
+            }
+            self.client.unsent_since = self.output.held_back_since().unwrap_or(Nanos::NEVER);
+            progress.is_overdue(self.client.unsent_since)
+        });
+        while let Some(job) = self.output.next_sendable_job() {
+            s.queue.begin_ttr(&mut self.client, job);
         }
-        self.client.unsent_since = self.output.held_back_since().unwrap_or(Nanos::NEVER);
-        progress.is_overdue(self.client.unsent_since)
+        is_overdue
     }
 
     /// Removes the first `count` unsent bytes: the kernel has accepted them.
@@ -533,6 +539,9 @@ impl Conn {
         self.replied(s, before, written);
         if word == JobWord::Reserved {
             s.queue.after_reserve(job);
+            if s.queue.holds_replies() && self.output.note_reserved(job).is_ok() {
+                s.queue.hold_ttr(&mut self.client, job);
+            }
         }
     }
 

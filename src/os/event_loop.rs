@@ -101,6 +101,11 @@ impl EventLoop {
             while self.server.visit_next(&mut now).is_some() {}
             self.poller.now = self.server.store.queue.now;
             self.server.commit(self.poller.now).map_err(cannot_write)?;
+            if self.server.store.queue.syncs_each_iteration() {
+                // The TTR of a job begins with its reply, and the sync may have taken long.
+                let now = self.poller.read_clock();
+                self.server.store.advance(now);
+            }
             self.server.send(|| check(self.membership.as_ref()).is_ok());
             check(self.membership.as_ref())?;
             if self.server.store.connections < open {

@@ -83,6 +83,24 @@ fn a_thread_syncs_what_no_reply_waits_for() {
     assert_eq!(syncs(true), at_start, "the loop has waited for the disk");
 }
 
+/// Otherwise another worker gets the job early, and both have it.
+#[test]
+fn a_ttr_begins_after_a_slow_sync() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["-f", "0", "-b", path_text(directory.path())];
+    let fault = "fdatasync:delay_exit=2000000";
+    let Some(mut daemon) = start_with_fault(fault, &flags) else { return };
+    let address = daemon.address();
+    let [mut worker, mut producer] = [Client::connect(address), Client::connect(address)];
+    worker.send("reserve\r\n");
+    wait_until("the worker waits", || producer.stat("current-waiting") == 1);
+    producer.expect(put(0, 0, 100, "x"), "INSERTED 1");
+    let stats = producer.ask("stats-job 1\r\n");
+    let value = |key| stats.value(key).unwrap();
+    // The job was put before the sync, and its TTR has begun after it.
+    assert!(100 - value("time-left") < value("age"), "{stats:?}");
+}
+
 #[test]
 fn without_a_thread_the_loop_syncs() {
     let directory = tempfile::tempdir().unwrap();

@@ -707,6 +707,12 @@ impl Driver {
         numbers.map(|number| queue.jobs[JobKey::from_number(number)].id).collect()
     }
 
+    /// Returns the deadline of a job that a client has reserved; [`Nanos::NEVER`] if its TTR has not begun.
+    pub fn deadline(&self, client: Client, id: u64) -> Option<Nanos> {
+        let (_, job) = self.server.store().queue.jobs.find_entry(id)?;
+        (job.state.holder()? == self.key(client)?).then_some(job.due)
+    }
+
     /// Of the next allocations that may be refused, lets `count` succeed and refuses the others, until this is called
     /// again. Only tests with the allocator of the program can.
     pub fn refuse_memory_after(count: usize) {

@@ -132,6 +132,7 @@ impl Simulation {
         let driver = Driver::start(options, disk_of_server, nanos(now));
         let driver = driver.map_err(|error| format!("cannot use an empty directory: {error}"))?;
         let mut model = Model::new(options, setup.has_binlog(), now);
+        model.holds_replies = setup.chunk_len.is_some();
         model.may_refuse_updates = setup.limit.is_some();
         disk.hold_reads(setup.has_threads);
         Ok(Simulation {
@@ -568,6 +569,11 @@ impl Simulation {
                 all.push((number, bytes.clone()));
             }
         }
+        let Simulation { model, driver, sockets, .. } = self;
+        let client_of = |number| sockets[&number].client;
+        let deadline = |number, id| driver.deadline(client_of(number), id).map(Nanos::as_nanos);
+        let is_sent = |number| driver.made(client_of(number)).is_empty();
+        model.begin_ttrs(deadline, is_sent, driver.now.as_nanos())?;
         for client in &sent.closed {
             // It was closed in its visit.
             let Some(&number) = self.numbers.get(client) else { continue };

@@ -42,6 +42,8 @@ pub const UNREAD_LIMIT: usize = 256 * 1024;
 pub struct Model {
     options: Options,
     has_binlog: bool,
+    /// Replies wait for a remote disk, and the TTR of a job begins when its reply may be sent.
+    pub holds_replies: bool,
     /// By ascending id.
     pub jobs: Vec<Job>,
     /// In the order of `list-tubes`.
@@ -285,6 +287,7 @@ impl Model {
         Model {
             options,
             has_binlog,
+            holds_replies: false,
             tubes: vec![Tube::new("default")],
             last_command_at: now,
             started_at: now,
@@ -302,6 +305,7 @@ impl Model {
             last_flush_at: if self.last_flush_at > 0 { now } else { 0 },
             last_id,
             jobs,
+            holds_replies: self.holds_replies,
             ..Model::new(self.options, self.has_binlog, now)
         }
     }
@@ -564,7 +568,9 @@ impl Model {
             client.output.extend(without.unwrap_or(reply.bytes));
             for job in self.jobs.iter_mut().filter(|job| reply.reserved.contains(&job.id)) {
                 let ttr = u64::from(job.ttr);
-                if let State::Reserved { deadline, .. } = &mut job.state {
+                if let State::Reserved { deadline, .. } = &mut job.state
+                    && !self.holds_replies
+                {
                     *deadline = now + ttr * SECOND;
                 }
             }
@@ -574,6 +580,38 @@ impl Model {
                 self.take_back(id, now);
             }
         }
+    }
+
+    /// Begins the TTRs of jobs whose replies may be sent now. `deadline` is that of a job in the server.
+    pub fn begin_ttrs(
+        &mut self,
+        deadline: impl Fn(ClientNumber, u64) -> Option<u64>,
+        is_sent: impl Fn(ClientNumber) -> bool,
+        now: u64,
+    ) -> Result<(), String> {
+        // Incomplete commands take a nanosecond too.
+        let last = now.max(self.last_command_at) + 1000;
+        for job in self.jobs.iter_mut().filter(|_| self.holds_replies) {
+            let ttr = u64::from(job.ttr) * SECOND;
+            let State::Reserved { by, at, deadline: known, .. } = &mut job.state else { continue };
+            let Some(found) = deadline(*by, job.id) else {
+                // The connection was closed right after its last reply was sent.
+                if *known == NO_DEADLINE && is_sent(*by) {
+                    *known = last + ttr;
+                }
+                continue;
+            };
+            let is_read = self.clients.get(by).is_some_and(|client| client.reading.is_none());
+            let may_begin = (*at + ttr..=last + ttr).contains(&found);
+            if may_begin && (*known == NO_DEADLINE || found > *known) {
+                *known = found;
+            } else if *known == NO_DEADLINE && found != NO_DEADLINE {
+                return Err(format!("the TTR of job {} has begun at another time", job.id));
+            } else if found == NO_DEADLINE && is_read && is_sent(*by) {
+                return Err(format!("the TTR of job {} does not begin", job.id));
+            }
+        }
+        Ok(())
     }
 
     pub fn is_reading(&self, number: ClientNumber) -> bool {

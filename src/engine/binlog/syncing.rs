@@ -122,11 +122,6 @@ impl Progress {
         self.has_overdue() && self.now.since(since) > self.patience
     }
 
-    /// Returns whether what waits since this moment has waited for longer than a working disk takes.
-    pub fn is_late(self, since: Nanos) -> bool {
-        self.now.since(since).as_nanos() > self.patience.as_nanos() / 10
-    }
-
     /// Returns whether nothing was stored for too long.
     pub fn has_overdue(self) -> bool {
         self.waiting_for > self.patience
@@ -164,6 +159,11 @@ impl Binlog {
     /// Returns whether each commit with records ends in a sync.
     pub fn syncs_each_iteration(&self) -> bool {
         self.syncing == Syncing::EachIteration
+    }
+
+    /// Returns whether replies wait until the changes before them are stored.
+    pub fn holds_replies(&self) -> bool {
+        matches!(self.syncing, Syncing::EachIteration | Syncing::Remote(_))
     }
 
     /// Returns whether the files of a directory are synced.

@@ -89,7 +89,10 @@ pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `touch <id>`
 pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
-    s.queue.touch(&mut c.client, job);
+    // With a reply that is held back it begins later.
+    if s.queue.due(&s.queue.jobs[job]).is_some() {
+        s.queue.touch(&mut c.client, job);
+    }
     Ok(Word::Touched.into())
 }
 

@@ -20,6 +20,7 @@
 
 use crate::engine::binlog::{Progress, Seq};
 use crate::engine::headroom::{self, Headroom};
+use crate::engine::keys::JobKey;
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::{BodyRef, ReadBody};
@@ -45,6 +46,8 @@ struct Pending {
     part_sent: usize,
     /// The number of bytes of all parts that were not sent yet.
     parts_len: usize,
+    /// The jobs whose TTR begins when the replies with them may be sent.
+    reserved: VecDeque<JobKey>,
     /// What is held back. `None` if the disk is local, and before [`Output::hold_back`]: then all bytes may
     /// be sent.
     held_back: Option<HeldBack>,
@@ -55,6 +58,8 @@ struct Pending {
 struct HeldBack {
     /// The number of bytes that may be sent.
     sendable_len: usize,
+    /// The number of reserved jobs in them.
+    sendable_jobs: usize,
     /// The bytes that wait longest, if any wait.
     first: Option<Mark>,
     /// Those that wait for the sync after that.
@@ -65,6 +70,8 @@ struct HeldBack {
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     len: usize,
+    /// The number of reserved jobs in them.
+    jobs: usize,
     sync: Seq,
     /// When the first of them were held back.
     since: Nanos,
@@ -148,8 +155,26 @@ impl Output {
     /// Returns whether some are held back.
     pub fn hold_back(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
-        let len = pending[0].len();
-        pending[0].held_back.get_or_insert_default().update(len, progress)
+        let (len, jobs) = (pending[0].len(), pending[0].reserved.len());
+        pending[0].held_back.get_or_insert_default().update(len, jobs, progress)
+    }
+
+    /// Notes that the last reply has this reserved job: [`Output::next_sendable_job`] returns it once.
+    pub fn note_reserved(&mut self, job: JobKey) -> Result<(), TryReserveError> {
+        let Some(pending) = &mut self.0 else { return Ok(()) };
+        headroom::leave(Headroom::Quarter, || pending[0].reserved.try_reserve(1))?;
+        pending[0].reserved.push_back(job);
+        Ok(())
+    }
+
+    /// Returns the next reserved job whose reply may be sent.
+    pub fn next_sendable_job(&mut self) -> Option<JobKey> {
+        let Pending { reserved, held_back, .. } = &mut self.0.as_mut()?[0];
+        if let Some(HeldBack { sendable_jobs, first, last, .. }) = held_back {
+            *sendable_jobs = sendable_jobs.checked_sub(1)?;
+            [first, last].into_iter().flatten().for_each(|mark| mark.jobs -= 1);
+        }
+        reserved.pop_front()
     }
 
     /// Returns since when bytes are held back, if some are.
@@ -387,8 +412,11 @@ impl Pending {
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, parts, part_sent, parts_len, held_back } = self;
-        if let Some(HeldBack { sendable_len, first, last, .. }) = held_back {
+        let Pending { text, text_sent, parts, part_sent, parts_len, reserved, held_back } = self;
+        if let Some(HeldBack { sendable_len, sendable_jobs, first, last }) = held_back {
+            let marks = [first, last].into_iter().flatten().map(|mark| mark.jobs);
+            let ends = [*sendable_jobs].into_iter().chain(marks).chain([reserved.len()]);
+            assert!(ends.is_sorted(), "{what}: {held_back:?} of {} jobs", reserved.len());
             let marks = [first, last].into_iter().flatten().map(|mark| mark.len);
             let ends = [*sendable_len].into_iter().chain(marks).chain([self.len()]);
             assert!(ends.is_sorted(), "{what}: {held_back:?} of {} bytes", self.len());
@@ -427,21 +455,23 @@ impl Pending {
 impl HeldBack {
     /// Releases the bytes whose changes are synced, and holds back those of an output of `len` bytes that are
     /// new. Returns whether some are held back.
-    fn update(&mut self, len: usize, progress: Progress) -> bool {
+    fn update(&mut self, len: usize, jobs: usize, progress: Progress) -> bool {
         let Progress { wanted, ended, now, .. } = progress;
         while let Some(done) = self.first.take_if(|mark| mark.sync <= ended) {
-            self.sendable_len = done.len;
+            (self.sendable_len, self.sendable_jobs) = (done.len, done.jobs);
             self.first = self.last.take();
         }
         if progress.is_complete() {
-            self.sendable_len = len;
+            (self.sendable_len, self.sendable_jobs) = (len, jobs);
         }
         let newest = if self.last.is_some() { &mut self.last } else { &mut self.first };
         match newest {
             None if self.sendable_len == len => {}
-            Some(newest) if newest.sync == wanted || newest.len == len => newest.len = len,
-            Some(_) => self.last = Some(Mark { len, sync: wanted, since: now }),
-            None => self.first = Some(Mark { len, sync: wanted, since: now }),
+            Some(newest) if newest.sync == wanted || newest.len == len => {
+                (newest.len, newest.jobs) = (len, jobs);
+            }
+            Some(_) => self.last = Some(Mark { len, jobs, sync: wanted, since: now }),
+            None => self.first = Some(Mark { len, jobs, sync: wanted, since: now }),
         }
         self.sendable_len < len
     }
@@ -479,9 +509,11 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.spare.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.spare.len());
         for pending in &self.spare {
-            let Pending { text, text_sent, parts, part_sent, parts_len, held_back } = &pending[0];
+            let Pending { text, text_sent, parts, part_sent, parts_len, reserved, held_back } =
+                &pending[0];
             assert!(held_back.is_none(), "a buffer of the pool is held back");
-            assert!(text.is_empty() && parts.is_empty(), "a buffer of the pool has bytes");
+            let is_empty = text.is_empty() && parts.is_empty() && reserved.is_empty();
+            assert!(is_empty, "a buffer of the pool has bytes or jobs");
             assert!(
                 text.capacity() <= Pool::MAX_TEXT_CAPACITY,
                 "a buffer of the pool is too large"
@@ -500,6 +532,7 @@ impl Pool {
         pending.text.clear();
         pending.text_sent = 0;
         pending.held_back = None;
+        pending.reserved = VecDeque::new();
         if pending.parts.capacity() > 0 {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);

@@ -8,7 +8,6 @@ use super::counts::CountedEvent;
 use super::job::{Job, Target};
 use super::outcomes::End;
 use super::{Queue, WORK_PER_MOVE};
-use crate::engine::binlog::Binlog;
 use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 use log::warn;
@@ -38,11 +37,11 @@ impl Queue {
     /// Makes a reserved job ready that comes back from its worker, or buries it if it came back too
     /// often.
     ///
-    /// A job whose body was not read yet, or whose reply a remote disk holds back for long, has not reached its worker:
+    /// A job whose body was not read yet, or whose reply a remote disk holds back, has not reached its worker:
     /// neither its reserve nor its return counts.
     pub(super) fn take_back(&mut self, client: &mut Client, key: JobKey, end: End) {
         self.work.spend(WORK_PER_MOVE);
-        let has_begun = self.due(&self.jobs[key]).is_some() && !self.is_unsent(client, key);
+        let has_begun = self.due(&self.jobs[key]).is_some();
         if has_begun && matches!(end, End::Timeout) {
             self.count_event(key, CountedEvent::Timeout);
             self.totals.timeouts += 1;
@@ -71,14 +70,6 @@ impl Queue {
         if self.bury_log.is_allowed(self.now) {
             warn!("job {id} in tube \"{}\" came back {returns} times: burying it", tube.name);
         }
-    }
-
-    /// Returns whether the reply with a held job was not sent, because a remote disk stores nothing.
-    fn is_unsent(&self, client: &Client, key: JobKey) -> bool {
-        let progress = self.binlog.as_ref().and_then(Binlog::progress);
-        progress.is_some_and(|it| it.is_late(client.unsent_since))
-            && client.held[client.index_of(&self.jobs[key]) as usize].reserved_at
-                >= client.unsent_since
     }
 }
 

@@ -187,6 +187,9 @@ const URGENT_BELOW: u32 = 1024;
 /// Units of work to free a page of bodies together with its jobs.
 const WORK_PER_FREED_PAGE: usize = 32;
 
+/// A sync that takes no longer does not matter for the TTR of a job.
+const SHORT_SYNC: Nanos = Nanos::from_millis(1);
+
 /// Units of work to move a job, and to reply to a connection that waited.
 pub const WORK_PER_MOVE: usize = 2;
 const WORK_PER_WAKE: usize = 16;
@@ -442,6 +445,28 @@ impl Queue {
     /// [`Queue::touch`].
     pub fn stop_ttr(&mut self, client: &mut Client, key: JobKey) {
         self.set_deadline(client, key, Nanos::NEVER);
+    }
+
+    /// Returns whether replies wait for the binlog, so that the TTR of a job begins later than it is reserved.
+    pub fn holds_replies(&self) -> bool {
+        self.binlog.as_ref().is_some_and(Binlog::holds_replies)
+    }
+
+    /// Handles that the reply with a held job waits for the binlog. Before a sync nothing is due meanwhile.
+    pub fn hold_ttr(&mut self, client: &mut Client, key: JobKey) {
+        if !self.syncs_each_iteration() {
+            self.stop_ttr(client, key);
+        }
+    }
+
+    /// Begins the TTR of a job that was reserved, unless the connection does not hold it any more: the reply
+    /// may be sent.
+    pub fn begin_ttr(&mut self, client: &mut Client, key: JobKey) {
+        let Some(job) = self.jobs.get(key).filter(|job| client.holds(job)) else { return };
+        let reserved_at = client.held[client.index_of(job) as usize].reserved_at;
+        if !self.syncs_each_iteration() || self.now.since(reserved_at) > SHORT_SYNC {
+            self.touch(client, key);
+        }
     }
 
     /// Returns the plan of a `kick`: buried jobs if there are any, else delayed ones; at most

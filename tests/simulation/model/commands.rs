@@ -3,7 +3,7 @@
 use super::super::request::{self, Argument, Arguments, Command, Malformed, PutTag};
 use super::input::Expects;
 use super::replies::list;
-use super::{Call, ClientNumber, Counts, Job, Model, SECOND, State, Waiter};
+use super::{Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Waiter};
 use std::rc::Rc;
 
 /// The commands of C beanstalkd.
@@ -255,7 +255,9 @@ impl Model {
         for &id in ids {
             let job = self.job(id);
             let ttr = u64::from(job.ttr);
-            if let State::Reserved { deadline, .. } = &mut job.state {
+            if let State::Reserved { deadline, .. } = &mut job.state
+                && *deadline != NO_DEADLINE
+            {
                 *deadline = call.now + ttr * SECOND;
             }
         }

@@ -31,10 +31,16 @@ impl Model {
         if self.client(number).bodies.is_none() {
             self.begin_body_reply(number);
         }
-        if word == "RESERVED"
-            && let Some(reply) = &mut self.client(number).bodies
-        {
-            reply.reserved.push(id);
+        if word == "RESERVED" {
+            if let Some(reply) = &mut self.client(number).bodies {
+                reply.reserved.push(id);
+            }
+            let holds_replies = self.holds_replies;
+            if let State::Reserved { deadline, .. } = &mut self.job(id).state
+                && holds_replies
+            {
+                *deadline = NO_DEADLINE;
+            }
         }
         self.reply(number, &format!("{word} {id} {}", body.len()));
         self.reply_bytes(number, &body);
