@@ -264,6 +264,12 @@ impl Conn {
     /// is to be disconnected.
     pub fn begin_send(&mut self, s: &mut Store) -> bool {
         self.is_dirty = false;
+        s.queue.holds_replies() && self.release(s)
+    }
+
+    /// Releases what may be sent of a reply that waits for the binlog, and begins the TTRs of the jobs in it.
+    #[inline(never)]
+    fn release(&mut self, s: &mut Store) -> bool {
         let is_overdue = s.progress.is_some_and(|progress| {
             let holds_back = self.output.hold_back(progress);
             if holds_back && !std::mem::replace(&mut self.is_held_back, true) {
@@ -344,7 +350,12 @@ impl Conn {
                 break true;
             }
             s.begin_command();
-            let Some(answer) = self.step(s, &mut rest) else { break false };
+            let answer = if matches!(self.doing, Doing::Line) {
+                lines::run_next(self, s, &mut rest)
+            } else {
+                self.step(s, &mut rest)
+            };
+            let Some(answer) = answer else { break false };
             self.answer(s, answer);
             s.end_command();
         };
@@ -356,11 +367,10 @@ impl Conn {
         !input.is_empty() || self.doing.is_in_steps()
     }
 
-    /// Runs one step with bytes from the front of `input`. Returns `None` if it needs more of them. While a step runs,
-    /// the connection does [`Doing::Line`]: what is left of it is set at its end.
+    /// Goes on with what the connection does besides reading a line, with bytes from the front of `input`. Returns
+    /// `None` if it needs more of them. Meanwhile the connection does [`Doing::Line`]: what is left is set at the end.
     fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
         match std::mem::take(&mut self.doing) {
-            Doing::Line => lines::run_next(self, s, input),
             Doing::Body(put) if put.full_len as usize >= LARGE => {
                 Some(put::begin_body(self, s, put))
             }
@@ -389,7 +399,8 @@ impl Conn {
                 self.wait_for_input(Doing::SkipBody(left - dropped, word))
             }
             Doing::Steps(steps) => Some(self.go_on(s, steps)),
-            waits @ (Doing::ListTubes
+            waits @ (Doing::Line
+            | Doing::ListTubes
             | Doing::Wait(..)
             | Doing::Bodies(_)
             | Doing::Report(_)

@@ -532,7 +532,8 @@ impl Pool {
         pending.text.clear();
         pending.text_sent = 0;
         pending.held_back = None;
-        pending.reserved = VecDeque::new();
+        pending.reserved.clear();
+        pending.reserved.shrink_to(Pool::MAX_LEN);
         if pending.parts.capacity() > 0 {
             pending.parts = VecDeque::new();
             (pending.part_sent, pending.parts_len) = (0, 0);
