@@ -121,10 +121,6 @@ fn set_pause(ctl: &mut Ctl, args: &Flags, words: &[String], time: u32) -> Result
     }
     ctl.begin(count);
     let tubes = known(ctl, &names)?;
-    if tubes.len() < names.len() && !is_all && !ctl.is_confirmed {
-        ctl.work.fail("nothing was changed: with --yes, unknown tubes are left out");
-        return Ok(());
-    }
     if ctl.is_dry_run {
         ctl.work.add(tubes.len() as u64);
         return Ok(());
