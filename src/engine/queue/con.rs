@@ -72,7 +72,7 @@ impl Queue {
             if let Some(first) = first {
                 self.withdraw(first);
             }
-            self.unique.groups.set_parked(key, true);
+            self.unique.groups.park(key);
         }
     }
 
@@ -101,7 +101,7 @@ impl Queue {
         if place != MemberPlace::Behind
             && let Some(next) = groups.first_of_group(rank)
         {
-            groups.set_parked(next, true);
+            groups.park(next);
         }
     }
 
@@ -115,7 +115,7 @@ impl Queue {
                 tube.jobs.ready.remove(member.job.number(), &mut self.jobs);
                 tube.jobs.behind += 1;
             }
-            MemberPlace::Parked => self.unique.groups.set_parked(key, false),
+            MemberPlace::Parked => self.unique.groups.unpark(key),
             MemberPlace::Behind | MemberPlace::Elsewhere | MemberPlace::Slot => {}
         }
     }
@@ -131,7 +131,7 @@ impl Queue {
         let blocked = first.filter(|&first| self.unique.groups.is_full(first));
         if let Some(first) = blocked {
             self.withdraw(first);
-            self.unique.groups.set_parked(first, true);
+            self.unique.groups.park(first);
             self.work.spend(WORK_PER_CHANGE);
         }
         blocked.is_some()
@@ -151,7 +151,11 @@ impl Queue {
     /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, the
     /// best of these.
     pub fn first_ready(&mut self, tube: TubeKey) -> Option<JobKey> {
-        let _ = (0..MOST_AT_ONCE).find(|_| !self.park_first(tube));
+        for _ in 0..MOST_AT_ONCE {
+            if !self.park_first(tube) {
+                break;
+            }
+        }
         let Tube { epoch, .. } = self.tubes[tube];
         let first = self.tubes[tube].first_ready(&self.jobs);
         first.or_else(|| self.unique.groups.best_in_tube(tube, epoch, MOST_AT_ONCE))
@@ -201,7 +205,7 @@ impl Queue {
             self.work.spend(WORK_PER_CHANGE);
             let Some(first) = groups.next_to_offer() else { continue };
             let job = groups.members[first].job;
-            groups.set_parked(first, false);
+            groups.unpark(first);
             if !self.is_flushed(&self.jobs[job]) {
                 let tube = self.jobs[job].tube;
                 self.insert_ready(job, tube);
@@ -232,7 +236,7 @@ impl Queue {
         match self.jobs[job].state {
             State::Ready(_) => {
                 if groups.members[key].place == MemberPlace::Parked {
-                    groups.set_parked(key, false);
+                    groups.unpark(key);
                 }
                 groups.remove(key);
             }
@@ -244,7 +248,11 @@ impl Queue {
     /// Frees the slots of jobs that a flush deletes while workers hold them, at the moment of the flush. With very
     /// many the rest follows in its steps.
     pub(super) fn free_flushed_slots(&mut self, tube: TubeKey, epoch: u8) {
-        let _ = (0..MOST_AT_ONCE).find(|_| !self.free_flushed_slot(tube, epoch));
+        for _ in 0..MOST_AT_ONCE {
+            if !self.free_flushed_slot(tube, epoch) {
+                break;
+            }
+        }
     }
 
     /// Frees the slot of a job that a flush has deleted while a worker holds it, and forgets its limit. Returns

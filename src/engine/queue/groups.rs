@@ -195,16 +195,21 @@ impl Groups {
 
     // ---- Ready jobs ----
 
-    /// Parks a ready job, or takes it back.
-    pub fn set_parked(&mut self, key: MemberKey, is_parked: bool) {
-        let group = self.members[key].rank.group;
-        let parked = &mut self.groups[group].parked;
-        if is_parked {
-            parked.insert(key.number(), &mut self.members);
-        } else {
-            parked.remove(key.number(), &mut self.members);
-        }
-        self.members[key].place = if is_parked { MemberPlace::Parked } else { MemberPlace::Behind };
+    /// Parks a ready job that is behind others.
+    pub fn park(&mut self, key: MemberKey) {
+        let Member { rank, place, .. } = &mut self.members[key];
+        *place = MemberPlace::Parked;
+        let group = rank.group;
+        self.groups[group].parked.insert(key.number(), &mut self.members);
+        self.change(group, |_| {});
+    }
+
+    /// Takes a parked job back: it is behind others.
+    pub fn unpark(&mut self, key: MemberKey) {
+        let Member { rank, place, .. } = &mut self.members[key];
+        *place = MemberPlace::Behind;
+        let group = rank.group;
+        self.groups[group].parked.remove(key.number(), &mut self.members);
         self.change(group, |_| {});
     }
 

@@ -37,7 +37,7 @@ impl Queue {
         if client.held.len() != touch.reserved {
             *touch = TouchAll { reserved: client.held.len(), ..TouchAll::new(touch.at) };
         }
-        (0..self.limits.jobs_per_touch_step).any(|_| {
+        for _ in 0..self.limits.jobs_per_touch_step {
             self.work.spend(WORK_PER_TOUCH);
             let Some(&entry) = client.held.get(touch.index) else { return true };
             let job = &self.jobs[entry.job];
@@ -49,8 +49,8 @@ impl Queue {
             } else {
                 self.set_deadline(client, entry.job, deadline);
             }
-            false
-        })
+        }
+        false
     }
 }
 
