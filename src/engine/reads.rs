@@ -364,7 +364,7 @@ impl WantedBodies {
 // ---- Continuing ----
 
 /// What a reply needs for its next body.
-enum Next {
+enum Fetched {
     /// Nothing: it has the body, or goes without it.
     Nothing,
     Read(RecordRead),
@@ -389,7 +389,7 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut has_memory = true;
     for index in 0..wanted.bodies.len() {
         if matches!(wanted.bodies[index].source, BodySource::Disk) {
-            has_memory = !matches!(fetch(c, s, &mut wanted, index), Next::Memory);
+            has_memory = !matches!(fetch(c, s, &mut wanted, index), Fetched::Memory);
         }
         // Further bodies take turns with the replies of others.
         if !has_memory || !s.queue.work.is_left() {
@@ -404,23 +404,23 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
 }
 
 /// Sets where a reply gets a body from, if that needs no waiting for the disk.
-fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Next {
+fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Fetched {
     s.queue.work.spend(WORK_PER_BODY);
     let one = &mut wanted.bodies[index];
     if !s.queue.is_cold(one.job, one.id) {
         one.source = BodySource::Job;
-        return Next::Nothing;
+        return Fetched::Nothing;
     }
     if let Some(body) = s.queue.body_cache.read_bodies.find(one.id) {
         one.source = BodySource::Read(body);
-        return Next::Nothing;
+        return Fetched::Nothing;
     }
     let read = s.queue.record_of(one.job);
-    let Some(record) = s.queue.read_now(read).transpose() else { return Next::Read(read) };
+    let Some(record) = s.queue.read_now(read).transpose() else { return Fetched::Read(read) };
     s.queue.work.spend(read.len as usize / READ_BYTES_PER_WORK);
     let grant = wanted.grant.as_mut().expect("it was granted before");
     let body = s.queue.read_body(read, record, grant);
-    if take_body(c, s, one, &body) { Next::Nothing } else { Next::Memory }
+    if take_body(c, s, one, &body) { Fetched::Nothing } else { Fetched::Memory }
 }
 
 /// Gives a reply the body that was read for it. A job is buried whose body cannot be read. Returns `false` if it
@@ -500,20 +500,20 @@ pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
         }
         // Another connection may have read it, and the system may have read ahead.
         None => match fetch(c, s, &mut wanted, next) {
-            Next::Nothing => {
+            Fetched::Nothing => {
                 if let BodySource::Read(read) = &wanted.bodies[next].source {
                     s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
                 }
                 read_rest(c, s, wanted);
                 return true;
             }
-            Next::Memory => false,
-            Next::Read(read) if !s.queue.may_begin_read(read.len) => {
+            Fetched::Memory => false,
+            Fetched::Read(read) if !s.queue.may_begin_read(read.len) => {
                 s.reads.turns[wanted.class as usize].push_front(c.client.key);
                 c.doing = Doing::Bodies(wanted);
                 return false;
             }
-            Next::Read(read) => {
+            Fetched::Read(read) => {
                 let mut begun = Begun::new(read);
                 let has_joined = begun.join(c.client.key).is_ok();
                 if has_joined {

@@ -19,8 +19,8 @@ pub struct Timers<K> {
     heap: Heap<Timer<K>>,
     /// The index in the heap of each timer, by the number of its key.
     indexes: Vec<u32>,
-    /// The number of settings, which wraps.
-    settings: u32,
+    /// How often a timer was set, which wraps: the order of timers of one moment.
+    last_seq: u32,
 }
 
 /// A timer in the heap: the first to expire first, then the first that was set.
@@ -33,7 +33,7 @@ struct Timer<K> {
 
 impl<K> Default for Timers<K> {
     fn default() -> Timers<K> {
-        Timers { heap: Heap::default(), indexes: Vec::new(), settings: 0 }
+        Timers { heap: Heap::default(), indexes: Vec::new(), last_seq: 0 }
     }
 }
 
@@ -77,8 +77,8 @@ impl<K: Key + fmt::Debug> Timers<K> {
     pub fn set_no_later_than(&mut self, key: K, at: Nanos) {
         let index = self.indexes[key.number() as usize];
         if at < self.heap[index as usize].at {
-            self.settings = self.settings.wrapping_add(1);
-            self.heap.replace(index, Timer { at, seq: self.settings, key }, &mut self.indexes);
+            self.last_seq = self.last_seq.wrapping_add(1);
+            self.heap.replace(index, Timer { at, seq: self.last_seq, key }, &mut self.indexes);
         }
     }
 

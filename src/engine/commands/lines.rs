@@ -7,7 +7,7 @@
 use super::{COMMANDS, Command};
 use crate::engine::conn::{Conn, Doing};
 use crate::engine::protocol::parse::Argument::Tag;
-use crate::engine::protocol::parse::{Args, LINE_MAX, LineTail, TAGGED_LINE_MAX};
+use crate::engine::protocol::parse::{Args, COMMAND_LINE_MAX, LineTail, TAGGED_LINE_MAX};
 use crate::engine::protocol::reply::{Answer, Word};
 use crate::engine::store::Store;
 use crate::engine::text::{self, CR_LF};
@@ -73,7 +73,7 @@ fn find(line: &[u8]) -> Option<usize> {
 #[inline]
 pub fn run_next(c: &mut Conn, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
     let command = find(input);
-    let window = &input[..input.len().min(LINE_MAX)];
+    let window = &input[..input.len().min(COMMAND_LINE_MAX)];
     if let Some(number) = command
         && let Some((args, len)) = parse_numbers(number, window)
     {
@@ -133,7 +133,7 @@ fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8
     };
     let full_len = line.len() + CR_LF.len();
     // Only the tags make the line of a put longer than others.
-    let is_long_put = full_len > LINE_MAX && arguments.last() == Some(&Tag);
+    let is_long_put = full_len > COMMAND_LINE_MAX && arguments.last() == Some(&Tag);
     if is_long_put && full_len > args.rest.tags_line_max() {
         return reject(c, line.into(), Word::BadFormat);
     }
@@ -185,7 +185,7 @@ pub fn is_incomplete(input: &[u8]) -> bool {
 
 /// Returns the maximum length of the line of a command with its CR LF, in bytes.
 fn longest_line(command: Option<usize>) -> usize {
-    command.map_or(LINE_MAX, |number| COMMANDS[number].line_max)
+    command.map_or(COMMAND_LINE_MAX, |number| COMMANDS[number].line_max)
 }
 
 /// Returns the length of the first line, if its end is in `bytes`.

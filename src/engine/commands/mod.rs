@@ -23,7 +23,7 @@ pub mod show;
 
 use super::conn::Conn;
 use super::protocol::parse::Argument::{
-    self, Anything, Bound, Ids, Name, OptionalTube, Pause, State, Tag, Tube,
+    self, Anything, Bound, Ids, LastTube, OptionalTube, Pause, State, Tag, Tube,
 };
 use super::protocol::parse::{
     Args, COUNT, ID, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS, line_max,
@@ -83,15 +83,15 @@ pub static COMMANDS: &[Command] = &[
     row("reserve-with-timeout ", &[SECONDS, Anything], InStats, reserve::reserve_with_timeout),
     row("delete ", &[ID], InStats, change::delete),
     row("release ", &[ID, NUMBER, NUMBER], InStats, change::release),
-    row("use ", &[Name], InStats, change::use_tube),
-    row("watch ", &[Name], InStats, change::watch),
-    row("ignore ", &[Name], InStats, change::ignore),
+    row("use ", &[LastTube], InStats, change::use_tube),
+    row("watch ", &[LastTube], InStats, change::watch),
+    row("ignore ", &[LastTube], InStats, change::ignore),
     row("bury ", &[ID, NUMBER], InStats, change::bury),
     row("kick ", &[Bound], InStats, change::kick),
     row("touch ", &[ID], InStats, change::touch),
     row("stats", &[], InStats, show::stats),
     row("stats-job ", &[ID], InStats, show::stats_job),
-    row("stats-tube ", &[Name], InStats, show::stats_tube),
+    row("stats-tube ", &[LastTube], InStats, show::stats_tube),
     row("list-tubes", &[], InStats, show::list_tubes),
     row("list-tube-used", &[], InStats, show::list_tube_used),
     row("list-tubes-watched", &[], InStats, show::list_tubes_watched),
@@ -100,8 +100,8 @@ pub static COMMANDS: &[Command] = &[
     row("reserve-batch ", &[COUNT, OPTIONAL_SECONDS], InMetrics, reserve::reserve_batch),
     row("delete-batch ", &[Ids], InMetrics, change::delete_batch),
     row("touch-all", &[], InMetrics, change::touch_all),
-    row("flush-tube ", &[Name], InMetrics, change::flush_tube),
-    row("flush-buried ", &[Name], InMetrics, change::flush_buried),
+    row("flush-tube ", &[LastTube], InMetrics, change::flush_tube),
+    row("flush-buried ", &[LastTube], InMetrics, change::flush_buried),
     row("list-jobs ", &[Tube, State, COUNT, OPTIONAL_ID], InMetrics, pages::list_jobs),
     row("peek-batch ", &[Tube, State, COUNT, OPTIONAL_ID], InMetrics, pages::peek_batch),
     row("list-clients ", &[COUNT, OPTIONAL_ID, OptionalTube], InMetrics, pages::list_clients),

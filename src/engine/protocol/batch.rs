@@ -1,7 +1,7 @@
 //! The jobs of one reply to `reserve-batch` or `peek-batch`, and its limits. It does not reserve or
 //! find jobs.
 
-use super::reply::MAX_LINE_LEN;
+use super::reply::REPLY_LINE_MAX;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::{Body, LARGE};
@@ -38,13 +38,13 @@ const MAX_BODY_BYTES: usize = 1024 * 1024;
 
 impl ReplySize {
     /// The size of a reply without jobs.
-    pub const HEADING: ReplySize = ReplySize { text_len: MAX_LINE_LEN, parts: 0 };
+    pub const HEADING: ReplySize = ReplySize { text_len: REPLY_LINE_MAX, parts: 0 };
 
     /// Returns the size with one more job, whose body has `full_len` bytes with CR LF.
     pub fn with(self, full_len: usize) -> ReplySize {
         let is_large = full_len >= LARGE;
         ReplySize {
-            text_len: self.text_len + MAX_LINE_LEN + if is_large { 0 } else { full_len },
+            text_len: self.text_len + REPLY_LINE_MAX + if is_large { 0 } else { full_len },
             parts: self.parts + usize::from(is_large),
         }
     }

@@ -15,7 +15,7 @@ pub enum Argument {
     /// A number up to this one, or nothing for 0.
     Optional { most: u64 },
     /// The name of a tube, which is the rest of the line.
-    Name,
+    LastTube,
     /// The name of a tube up to the next space.
     Tube,
     /// The name of a tube, or nothing for an empty one.
@@ -73,7 +73,7 @@ pub struct Tags<'a> {
 pub type KeyTag<'a> = (&'a [u8], u32);
 
 /// The maximum length of a command line with its CR LF, in bytes.
-pub const LINE_MAX: usize = 224;
+pub const COMMAND_LINE_MAX: usize = 224;
 /// The maximum length of a `delete-batch` line with its CR LF, in bytes. A line with 1,000 ids of 20
 /// digits has 21,014.
 const DELETE_BATCH_LINE_MAX: usize = 21_015;
@@ -96,7 +96,7 @@ pub const fn line_max(arguments: &[Argument]) -> usize {
         [.., Argument::Tag] => TAGGED_LINE_MAX,
         [Argument::Ids] => DELETE_BATCH_LINE_MAX,
         [Argument::Tube, Argument::State, ..] | [.., Argument::OptionalTube] => NAMES_LINE_MAX,
-        _ => LINE_MAX,
+        _ => COMMAND_LINE_MAX,
     }
 }
 
@@ -135,7 +135,7 @@ impl<'a> Args<'a> {
                     args.tube = rest.name_prefix()?;
                     rest.number(0, u32::MAX.into())?
                 }
-                Argument::Name => {
+                Argument::LastTube => {
                     args.tube = std::mem::take(&mut rest).name()?;
                     continue;
                 }
@@ -269,7 +269,7 @@ impl<'a> Rest<'a> {
     pub fn tags_line_max(mut self) -> usize {
         self.skip_spaces();
         if ![UNIQUE_WORD, CON_WORD].iter().any(|word| self.0.starts_with(word)) {
-            return LINE_MAX;
+            return COMMAND_LINE_MAX;
         }
         let has_con = self.0.windows(CON_WORD.len()).any(|word| word == CON_WORD);
         if has_con { TAGGED_LINE_MAX } else { NAMES_LINE_MAX }
@@ -412,7 +412,7 @@ impl From<&[u8]> for LineTail {
 mod tests {
     use super::*;
     use crate::engine::text::CR_LF;
-    use Argument::{Anything, Bound, Name, Pause, Tag, Tube};
+    use Argument::{Anything, Bound, LastTube, Pause, Tag, Tube};
 
     const COUNT_AND_SECONDS: [Argument; 2] = [COUNT, OPTIONAL_SECONDS];
 
@@ -433,8 +433,8 @@ mod tests {
             (&[SECONDS, Anything], "5", [5, 0, 0, 0], ""),
             (&[Pause], "a 5", [5, 0, 0, 0], "a"),
             (&[Pause], "-a 5", [5, 0, 0, 0], ""),
-            (&[Name], &longest, [0; 4], &longest),
-            (&[Name], "az09-+/;.$_()", [0; 4], "az09-+/;.$_()"),
+            (&[LastTube], &longest, [0; 4], &longest),
+            (&[LastTube], "az09-+/;.$_()", [0; 4], "az09-+/;.$_()"),
             (&[Tube, ID], "  a 7", [7, 0, 0, 0], "a"),
         ];
         let full_line = |line: &str| format!("{line}\r\n");
@@ -469,12 +469,12 @@ mod tests {
             (&[Anything], "\0"),
             (&[Pause], " 5"),
             (&[Pause], "a 5 "),
-            (&[Name], ""),
-            (&[Name], "-a"),
-            (&[Name], " a"),
-            (&[Name], "a b"),
-            (&[Name], "\u{e9}"),
-            (&[Name], &too_long),
+            (&[LastTube], ""),
+            (&[LastTube], "-a"),
+            (&[LastTube], " a"),
+            (&[LastTube], "a b"),
+            (&[LastTube], "\u{e9}"),
+            (&[LastTube], &too_long),
         ];
         for (kinds, line) in bad {
             assert!(Args::parse(kinds, line.as_bytes()).is_none(), "{}", line.escape_debug());

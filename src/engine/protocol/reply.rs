@@ -176,19 +176,19 @@ fn state_of(hit: Hit) -> &'static str {
 
 /// The maximum length of a [`Line`] in bytes. `DELETED_BATCH`, two numbers of 20 digits, two spaces
 /// and CR LF take 57.
-pub const MAX_LINE_LEN: usize = 64;
+pub const REPLY_LINE_MAX: usize = 64;
 
 /// A line of a word and at most two numbers, which is appended to an output in one piece. It is
 /// written from its end to its start, because a division returns the last digit first.
 struct Line {
-    bytes: [u8; MAX_LINE_LEN],
+    bytes: [u8; REPLY_LINE_MAX],
     start: usize,
 }
 
 impl Line {
     /// Returns a line with its CR LF only.
     fn new() -> Line {
-        let mut line = Line { bytes: [0; MAX_LINE_LEN], start: MAX_LINE_LEN };
+        let mut line = Line { bytes: [0; REPLY_LINE_MAX], start: REPLY_LINE_MAX };
         line.word("\r\n");
         line
     }
