@@ -5,7 +5,7 @@
 
 use std::num::NonZero;
 
-/// A number that no key has. That of a default key is 0.
+/// A number that no key has. A default key has the number 0, which others have too.
 pub const NIL: u32 = u32::MAX;
 
 /// The key of one kind of object.

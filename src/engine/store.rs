@@ -109,7 +109,7 @@ impl Store {
         self.queue.now = self.queue.now.max(now);
     }
 
-    /// Begins a command, or a step of one, or looks for one.
+    /// Begins a command, a step of one, or the search for one: each is a nanosecond later than the one before.
     #[inline]
     pub fn begin_command(&mut self) {
         self.advance(self.command_at + Nanos::ONE);

@@ -57,6 +57,11 @@ impl Nanos {
     pub const fn before(self, span: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(span.0))
     }
+
+    /// Returns this time of the engine as a wall-clock time since 1970.
+    pub const fn to_wall_clock(self, offset: ClockOffset) -> Nanos {
+        Nanos(self.0.saturating_add_signed(offset.0))
+    }
 }
 
 /// The difference of the wall clock and the engine's time, in nanoseconds. It changes when the wall
@@ -74,13 +79,6 @@ impl ClockOffset {
         }
         let offset = i128::from(time_of_day.0) - i128::from(now.0);
         ClockOffset(i64::try_from(offset).unwrap_or(0))
-    }
-}
-
-impl Nanos {
-    /// Returns this time of the engine as a wall-clock time since 1970.
-    pub const fn to_wall_clock(self, offset: ClockOffset) -> Nanos {
-        Nanos(self.0.saturating_add_signed(offset.0))
     }
 }
 

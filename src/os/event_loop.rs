@@ -121,9 +121,9 @@ impl EventLoop {
         if self.membership.is_none() {
             return Ok(());
         }
-        let began_at = self.poller.now;
+        let stopped_at = self.poller.now;
         while !self.server.is_acknowledged() {
-            if self.poller.now.since(began_at) > STOP_TIMEOUT {
+            if self.poller.now.since(stopped_at) > STOP_TIMEOUT {
                 let why = "etcd does not acknowledge the last changes; their replies are not sent";
                 return Err(Failure::new(EXIT_LOST, why));
             }
@@ -131,9 +131,11 @@ impl EventLoop {
             self.server.sync_rest();
             check(self.membership.as_ref())?;
         }
-        let began_at = self.poller.read_clock();
+        let acknowledged_at = self.poller.read_clock();
         self.server.send(|| check(self.membership.as_ref()).is_ok());
-        while self.server.has_replies() && self.poller.now.since(began_at) < LAST_REPLIES_TIMEOUT {
+        while self.server.has_replies()
+            && self.poller.now.since(acknowledged_at) < LAST_REPLIES_TIMEOUT
+        {
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
             self.server.send_ready(|| check(self.membership.as_ref()).is_ok());
         }
@@ -214,7 +216,8 @@ impl EventLoop {
         self.poller.registry().register(&mut source, token, interest)?;
         // The client of a Unix socket has no address.
         let connected = self.server.connect(socket, client.as_socket());
-        connected.map(|_| ()).map_err(|_| ErrorKind::OutOfMemory.into())
+        connected.map_err(|_| ErrorKind::OutOfMemory)?;
+        Ok(())
     }
 }
 

@@ -83,7 +83,6 @@ impl fmt::Display for BinlogError {
 }
 
 impl Corruption {
-    /// A field is out of range, or the name of the tube is not allowed.
     pub const NAME_LENGTH: Corruption =
         Corruption::Other("no record: the length of the name of the tube is out of range");
     pub const NAME: Corruption =

@@ -324,7 +324,7 @@ impl<S: Stream> HttpConn<S> {
             return Ok(());
         };
         let view = View::of(server, measurements, now);
-        if !(view.server.process.has_headroom)(Headroom::ThreeQuarters) {
+        if !view.server.has_headroom(Headroom::ThreeQuarters) {
             return Err(ErrorKind::OutOfMemory.into());
         }
         let text = &mut self.response;

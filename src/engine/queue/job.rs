@@ -69,6 +69,20 @@ impl State {
         let State::Reserved(Holder { by, .. }) = self else { return None };
         Some(by)
     }
+
+    /// Returns the state for clients.
+    ///
+    /// # Panics
+    /// The job is between two states: no command ends there.
+    pub fn shown(self) -> JobState {
+        match self {
+            State::Ready(_) => JobState::Ready,
+            State::Reserved(_) => JobState::Reserved,
+            State::Delayed(_) => JobState::Delayed,
+            State::Buried(_) => JobState::Buried,
+            State::Detached => unreachable!("between commands no job is detached"),
+        }
+    }
 }
 
 /// The connection that has reserved a job, and the index in its heap. Packed, as [`Links`] are.
@@ -160,22 +174,6 @@ pub struct ReservedEntry {
 
 /// All jobs, found by id.
 pub type Jobs = HashSlab<JobKey, Job>;
-
-impl State {
-    /// Returns the state for clients.
-    ///
-    /// # Panics
-    /// The job is between two states: no command ends there.
-    pub fn shown(self) -> JobState {
-        match self {
-            State::Ready(_) => JobState::Ready,
-            State::Reserved(_) => JobState::Reserved,
-            State::Delayed(_) => JobState::Delayed,
-            State::Buried(_) => JobState::Buried,
-            State::Detached => unreachable!("between commands no job is detached"),
-        }
-    }
-}
 
 impl Job {
     /// Returns a detached job. A `ttr_secs` of 0 becomes 1.

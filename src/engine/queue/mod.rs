@@ -100,7 +100,8 @@ pub struct Queue {
     pub jobs: Jobs,
     /// The counts of jobs of which one is above 63.
     large_counts: LargeCounts,
-    /// The highest id of a job that was ever inserted.
+    /// The highest id of a job that was ever inserted: a put gets its id with its line, and inserts its job at the
+    /// end of the body.
     pub highest_id: u64,
     pub bodies: Bodies,
     pub body_cache: BodyCache,

@@ -5,6 +5,8 @@ use crate::engine::binlog::record;
 use crate::engine::conn::Conn;
 use crate::engine::keys::ConnKey;
 use crate::engine::queue::body::Bodies;
+use crate::engine::time::Nanos;
+use std::io::{Read, Write};
 
 impl<S> Server<S> {
     /// Returns the connections whose replies are sent at the end of the iteration.
@@ -48,5 +50,22 @@ impl<S> Server<S> {
             let is_assigned = job.id <= s.queue.last_id || job.id > record::HIGHEST_ID;
             assert!(is_assigned, "job {}, but the last assigned id is {}", job.id, s.queue.last_id);
         }
+    }
+}
+
+impl<S: Read + Write> Server<S> {
+    /// Visits a connection without an iteration, and takes its output: nothing that is due is
+    /// done, and nothing is committed.
+    pub fn run_now(&mut self, key: ConnKey, now: Nanos) -> Vec<u8> {
+        let queue = &mut self.store.queue;
+        queue.work.begin_visits(1, false, &queue.limits);
+        self.visits.retain(|queued| queued != key);
+        self.visit(key, &mut || now);
+        let output = self.with(key, |c, s| {
+            let bytes = c.output.unsent(0, &s.queue.bodies);
+            c.sent(s, bytes.len());
+            bytes
+        });
+        output.unwrap_or_default()
     }
 }

@@ -476,21 +476,6 @@ impl<S: Read + Write> Server<S> {
         Some(key)
     }
 
-    /// Visits a connection without an iteration, and takes its output, for tests: nothing that is due is
-    /// done, and nothing is committed.
-    pub fn run_now(&mut self, key: ConnKey, now: Nanos) -> Vec<u8> {
-        let queue = &mut self.store.queue;
-        queue.work.begin_visits(1, false, &queue.limits);
-        self.visits.retain(|queued| queued != key);
-        self.visit(key, &mut || now);
-        let output = self.with(key, |c, s| {
-            let bytes = c.output.unsent(0, &s.queue.bodies);
-            c.sent(s, bytes.len());
-            bytes
-        });
-        output.unwrap_or_default()
-    }
-
     /// Runs buffered commands, reads once, and runs what has come. Closes a connection that has ended, unless it has
     /// output.
     fn visit(&mut self, key: ConnKey, clock: &mut dyn FnMut() -> Nanos) {

@@ -19,7 +19,7 @@ use log::debug;
 
 /// Units of work to take a record that the disk has read.
 const WORK_PER_READ: usize = 8;
-/// The time between two looks for such clients.
+/// The time between two looks for clients that take nothing of a reply.
 const LOOK_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl<S> Server<S> {

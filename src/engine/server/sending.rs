@@ -113,16 +113,15 @@ impl<S: Read + Write> Server<S> {
         });
     }
 
-    /// Flushes each connection that is ready: for a server that stops, and visits none any more.
+    /// Sends replies to each connection that is ready: for a server that stops, and visits none any more.
     pub fn send_ready(&mut self, may_send: impl Fn() -> bool) {
         let Server { links, store: s, visits, .. } = self;
-        visits.retain(|key| {
+        while let Some(key) = visits.pop() {
             if let Some(link) = link_of(links, key) {
                 link.is_queued = false;
                 link.conn.mark_dirty(s);
             }
-            false
-        });
+        }
         self.send(may_send);
     }
 }
