@@ -101,12 +101,18 @@ const FILE_SIZE_UNIT: u32 = 4096;
 
 /// Parses the arguments after the program's name. An error says what is wrong with them.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, String> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let ends_flags = arguments.iter().any(|argument| argument == "--");
     let flags = Flags::parse(&parser(true), arguments)?;
     if flags.has("h") {
         return Ok(Request::Help);
     }
     if flags.has("v") {
         return Ok(Request::Version);
+    }
+    // As in C beanstalkd: there is nothing that could follow.
+    if ends_flags {
+        return wrong("unknown flag: --");
     }
     if let Some(argument) = flags.words.first() {
         return wrong(format!("unknown argument: {argument}"));
@@ -507,6 +513,7 @@ mod tests {
         assert_eq!(error_of(&["-X"]), "unknown flag: -X");
         assert_eq!(error_of(&["-é"]), "unknown flag: -é");
         assert_eq!(error_of(&["--nosuch"]), "unknown flag: --nosuch");
+        assert_eq!(error_of(&["-V", "--"]), "unknown flag: --");
         assert_eq!(error_of(&["-p"]), "flag requires an argument: -p");
         assert_eq!(error_of(&["--help=1"]), "flag takes no argument: --help");
         assert_eq!(error_of(&["work"]), "unknown argument: work");
