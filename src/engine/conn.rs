@@ -367,8 +367,8 @@ impl Conn {
         !input.is_empty() || self.doing.is_in_steps()
     }
 
-    /// Goes on with what the connection does besides reading a line, with bytes from the front of `input`. Returns
-    /// `None` if it needs more of them. Meanwhile the connection does [`Doing::Line`]: what is left is set at the end.
+    /// Continues what the connection does, unless it reads a line, with bytes from the front of `input`. Returns `None`
+    /// if it needs more of them. Meanwhile the connection does [`Doing::Line`]: what is left is set at the end.
     fn step(&mut self, s: &mut Store, input: &mut &[u8]) -> Option<Answer> {
         match std::mem::take(&mut self.doing) {
             Doing::Body(put) if put.full_len as usize >= LARGE => {
