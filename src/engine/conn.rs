@@ -60,6 +60,8 @@ pub struct Conn {
     is_dirty: bool,
     /// It is in [`Store::held_back`].
     pub is_held_back: bool,
+    /// The moment since which a remote disk holds back replies, or all commands; [`Nanos::NEVER`] if it does not.
+    pub unsent_since: Nanos,
     /// The front of the input with this length has no end of a line.
     pub searched: u16,
     /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
@@ -209,6 +211,7 @@ impl Conn {
             sends_large_bodies: false,
             is_dirty: false,
             is_held_back: false,
+            unsent_since: Nanos::NEVER,
             searched: 0,
             unread: 0,
         }
@@ -275,8 +278,8 @@ impl Conn {
             if holds_back && !std::mem::replace(&mut self.is_held_back, true) {
                 s.held_back.push(self.client.key);
             }
-            self.client.unsent_since = self.output.held_back_since().unwrap_or(Nanos::NEVER);
-            progress.is_overdue(self.client.unsent_since)
+            self.unsent_since = self.output.held_back_since().unwrap_or(Nanos::NEVER);
+            progress.is_overdue(self.unsent_since)
         });
         while let Some(job) = self.output.next_sendable_job() {
             s.queue.begin_ttr(&mut self.client, job);

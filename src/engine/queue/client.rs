@@ -22,8 +22,6 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it has reserved, the one with the first deadline on top.
     pub held: Heap<ReservedEntry>,
-    /// The moment since which a remote disk holds back replies, or all commands; [`Nanos::NEVER`] if it does not.
-    pub unsent_since: Nanos,
     is_producer: bool,
     is_worker: bool,
 }
@@ -43,7 +41,6 @@ impl Queue {
             used: Tubes::DEFAULT,
             watching: Watching::default(),
             held: Heap::default(),
-            unsent_since: Nanos::NEVER,
             is_producer: false,
             is_worker: false,
         };

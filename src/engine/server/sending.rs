@@ -100,7 +100,7 @@ impl<S: Read + Write> Server<S> {
                 link.conn.mark_dirty(s);
             }
             let waits = !has_reply && link.has_more(s);
-            let since = &mut link.conn.client.unsent_since;
+            let since = &mut link.conn.unsent_since;
             if waits {
                 *since = s.queue.now.min(*since);
             }
