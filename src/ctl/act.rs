@@ -95,7 +95,7 @@ pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result {
         (words, time) = (tubes, secs);
     } else if let Some(last) = words.last()
         && last.starts_with(|first: char| first.is_ascii_digit())
-        && look::tubes(&mut ctl.conn, std::slice::from_ref(last))?[0].is_none()
+        && look::find_tube(&mut ctl.conn, last)?.is_none()
     {
         return Err(usage_error(format_args!("{last}: neither a tube nor {A_TIME}")));
     }

@@ -186,10 +186,10 @@ impl Conn {
                 stream.or_else(|_| TcpStream::connect_timeout(&address, timeout))
             })?;
             stream.set_nodelay(true)?;
+            stream.set_write_timeout(Some(timeout))?;
             self.own_address = stream.local_addr()?.to_string();
             OwnedFd::from(stream).into()
         };
-        socket.set_write_timeout(Some(timeout))?;
         self.stream = Some(BufReader::new(Timed { socket, ends_at: Nanos::ZERO }));
         Ok(())
     }

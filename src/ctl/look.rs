@@ -93,6 +93,11 @@ pub fn tubes(conn: &mut Conn, names: &[String]) -> Result<Vec<Option<Tube>>> {
     Ok(names.iter().zip(stats(conn, "stats-tube", names)?).map(tube).collect())
 }
 
+/// Returns the tube with a name, if it is there.
+pub fn find_tube(conn: &mut Conn, name: &str) -> Result<Option<Tube>> {
+    Ok(tubes(conn, &[name.to_owned()])?.remove(0))
+}
+
 /// Returns all tubes by name.
 pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>> {
     let names = tube_names(conn)?;
@@ -119,8 +124,8 @@ pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>> {
 
 /// Returns one tube, or the failure that it is not there.
 pub fn tube(conn: &mut Conn, name: &str) -> Result<Tube> {
-    let tube = tubes(conn, &[args::tube(name)?.to_owned()])?.pop().flatten();
-    tube.ok_or_else(|| Failure::new(EXIT_PARTLY, format!("tube {name}: not found")))
+    find_tube(conn, args::tube(name)?)?
+        .ok_or_else(|| Failure::new(EXIT_PARTLY, format!("tube {name}: not found")))
 }
 
 /// Returns the statistics of jobs; `None` for those that are gone.

@@ -228,7 +228,8 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
             let message = format!("line {number}: {message}; {done} put before it");
             Failure::new(exit_code, message)
         })?;
-        ctl.work.show_part(read, size, &format!("{},", CountOf(ctl.work.done, "job")));
+        let done = CountOf(ctl.work.done, "job");
+        ctl.work.show_part(read, size, format_args!("{done},"));
     }
     Ok(())
 }

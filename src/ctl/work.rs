@@ -11,7 +11,6 @@ use crate::os::sys::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Read, Write};
-use std::slice;
 use std::time::Duration;
 
 /// How often work without progress is tried again, and the time before each further pass over a tube: a worker
@@ -118,7 +117,7 @@ impl Task<'_> {
         while ctl.work.done < total
             && ctl.work.exit_code == 0
             && !ctl.work.is_stopped()
-            && let Some(tube) = look::tubes(&mut ctl.conn, slice::from_ref(&tube.name))?.remove(0)
+            && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
         {
             // A worker may give back a job that it holds.
             let held = if self.states.contains(&"ready") { tube.jobs("reserved") } else { 0 };
@@ -285,13 +284,13 @@ impl Work {
         self.done += jobs;
         let total = self.total.unwrap_or(0);
         if total > 1 {
-            let done = format!("{}/{}", Grouped(self.done), Grouped(total));
-            self.show_part(self.done, total, &done);
+            let (done, all) = (Grouped(self.done), Grouped(total));
+            self.show_part(self.done, total, format_args!("{done}/{all}"));
         }
     }
 
     /// Shows `text` and how much of the whole is done, if that is another percent.
-    pub fn show_part(&mut self, done: u64, whole: u64, text: &str) {
+    pub fn show_part(&mut self, done: u64, whole: u64, text: impl Display) {
         let percent = (done * 100).checked_div(whole).unwrap_or(0);
         if percent > self.percent {
             self.percent = percent;
