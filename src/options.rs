@@ -6,7 +6,7 @@
 mod etcd;
 
 use crate::engine::binlog::Syncing;
-use crate::engine::limits::{Limits, Settings};
+use crate::engine::limits::Settings;
 use crate::engine::time::Nanos;
 use crate::flags::{self, A_SIZE, Flags, UsageError, is_digits, number, size};
 use crate::os::listen::{Address, Port};
@@ -66,8 +66,6 @@ pub struct Options {
     pub max_connections: usize,
     /// The address to serve metrics on; `None` means no metrics.
     pub metrics: Option<Address>,
-    /// The maximum number of tubes with metrics of their own.
-    pub metrics_tubes: usize,
     /// The verbosity of the log.
     pub log_level: LevelFilter,
     /// The format of log lines.
@@ -92,6 +90,7 @@ const LEVELS: [LevelFilter; 4] =
 const DEFAULT_FSYNC_MS: u64 = 50;
 /// The TCP port without `-p`.
 pub const DEFAULT_PORT: u16 = 11300;
+const DEFAULT_METRICS_TUBES: usize = 1000;
 
 /// The largest body that may be allowed: 1 GiB.
 pub const MAX_JOB_SIZE: u32 = 1 << 30;
@@ -255,6 +254,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         Some(BinlogPlace::Etcd(_)) => etcd::DEFAULT_BINLOG_LIMIT,
         Some(BinlogPlace::Directory(_)) | None => Settings::DEFAULT.max_binlog_bytes,
     };
+    let metrics_tubes = flags.number("metrics-tubes")?.unwrap_or(DEFAULT_METRICS_TUBES);
     let settings = Settings {
         binlog_file_size: flags.file_size(&mut warnings)?,
         max_binlog_bytes: flags.size("binlog-limit")?.unwrap_or(default_limit),
@@ -265,6 +265,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         max_memory_bytes: flags.size("max-memory")?.unwrap_or(Settings::DEFAULT.max_memory_bytes),
         body_cache_bytes: body_cache(flags, binlog.as_ref())?,
         bury_after: flags.value("bury-after", "a number from 1 to 65535", number)?,
+        metrics_tubes: metrics.as_ref().map(|_| metrics_tubes),
     };
     let max_connections = flags.value("max-connections", "a number from 1 on", number)?;
     let log_format = flags.value("log-format", "text or json", |text| match text {
@@ -281,7 +282,6 @@ fn options(flags: &Flags) -> Result<Options, String> {
         user: flags.text("u"),
         max_connections: max_connections.map_or(usize::MAX, NonZero::get),
         metrics,
-        metrics_tubes: flags.number("metrics-tubes")?.unwrap_or(Limits::DEFAULT.metrics_tubes),
         log_level: LEVELS[flags.count("V").min(LEVELS.len() - 1)],
         log_format: log_format.unwrap_or(LogFormat::Text),
         warnings,
@@ -405,7 +405,7 @@ mod tests {
             (options.settings.max_memory_bytes, options.max_connections),
             (u64::MAX, usize::MAX)
         );
-        assert_eq!((options.metrics, options.metrics_tubes), (None, 1000));
+        assert_eq!((options.metrics, options.settings.metrics_tubes), (None, None));
         assert_eq!(options.log_format, LogFormat::Text);
     }
 
@@ -592,7 +592,8 @@ mod tests {
         assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
         assert_eq!(options(&["--bury-after", "65535"]).settings.bury_after, NonZero::new(65_535));
         assert_eq!(options(&[]).settings.bury_after, None);
-        assert_eq!(options(&["--metrics-tubes", "0"]).metrics_tubes, 0);
+        let metrics = ["--metrics", "1", "--metrics-tubes", "0"];
+        assert_eq!(options(&metrics).settings.metrics_tubes, Some(0));
         assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
         assert_eq!(
             options(&["--log-format=json", "--log-format", "text"]).log_format,

@@ -21,7 +21,6 @@ use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::protocol::stats::ProcessInfo;
 use crate::engine::queue::replay::Recovered;
 use crate::engine::server::Server;
-use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
@@ -139,11 +138,7 @@ fn serve(
 ) -> Result<Stop, Failure> {
     let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
     let facts = ProcessInfo { max_connections, ..facts(poller.now) };
-    let limits = Limits { metrics_tubes: options.metrics_tubes, ..Limits::DEFAULT };
-    let mut server = Server::new(options.settings, limits, facts, poller.now);
-    if options.metrics.is_some() {
-        server.store.queue.has_metrics = true;
-    }
+    let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
         let member = Membership::join(etcd, Duty::Lead)?;
@@ -218,8 +213,7 @@ fn recover(
 ) -> Result<(), Failure> {
     let failed = |error| failure_of_replay(place, &error);
     let begun_at = poller.read_clock();
-    let Store { queue, settings, .. } = &mut server.store;
-    let mut replay = queue.begin_replay(disk, settings, syncing).map_err(failed)?;
+    let mut replay = server.store.queue.begin_replay(disk, syncing).map_err(failed)?;
     loop {
         if !poller.go_on_starting(Nanos::ZERO, ServerState::Starting)? {
             return Ok(());

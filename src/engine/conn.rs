@@ -682,7 +682,7 @@ impl Conn {
         assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
         match doing {
             Doing::Body(put) => {
-                let max_len = s.settings.max_job_size as usize + CR_LF.len();
+                let max_len = s.queue.settings.max_job_size as usize + CR_LF.len();
                 let is_new = put.id <= s.queue.last_id && s.queue.jobs.find(put.id).is_none();
                 assert!(
                     is_new && put.full_len as usize <= max_len,

@@ -127,8 +127,6 @@ limits! {
     congested_bytes: usize = 4 * 1024 * 1024,
 
     // ---- Monitoring ----
-    /// The tubes with metrics of their own. The page depends on it.
-    metrics_tubes: usize = 1000,
     /// The ready jobs that a slice of a page scans: well below 0.1 ms. A tube counts as 64 of them, a
     /// waiter as 16, a connection as 8.
     jobs_per_page_slice: usize = 8192,
@@ -198,6 +196,8 @@ pub struct Settings {
     /// The bodies in memory may take this many bytes; the others are read back from the binlog. `None`:
     /// all bodies are in memory.
     pub body_cache_bytes: Option<u64>,
+    /// The most tubes that have metrics of their own. `None`: nothing is counted for metrics alone.
+    pub metrics_tubes: Option<usize>,
 }
 
 impl Settings {
@@ -209,6 +209,7 @@ impl Settings {
         max_memory_bytes: u64::MAX,
         bury_after: None,
         body_cache_bytes: None,
+        metrics_tubes: None,
     };
 
     /// Returns the limit of the memory for jobs in bytes, if there is one.

@@ -85,7 +85,7 @@ pub fn names_per_step(s: &Store) -> usize {
 
 /// Ensures that there is memory for a long list of which `own_bytes` are made.
 pub fn ensure_fits(s: &Store, own_bytes: u64) -> Result<(), Word> {
-    let max = MAX_LIST_BYTES.min(s.settings.max_memory_bytes / BUFFERS_DIVISOR);
+    let max = MAX_LIST_BYTES.min(s.queue.settings.max_memory_bytes / BUFFERS_DIVISOR);
     let bytes = s.lists.bytes.get();
     if bytes == own_bytes || bytes < max { Ok(()) } else { Err(Word::OutOfMemory) }
 }

@@ -197,7 +197,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         asked_at: s.queue.now,
     };
     let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
-    let can_hold = |&(job, _): &(JobKey, u64)| s.settings.can_hold(&s.queue.jobs[job].body);
+    let can_hold = |&(job, _): &(JobKey, u64)| s.queue.settings.can_hold(&s.queue.jobs[job].body);
     if has_room.is_err() || !jobs.iter().all(can_hold) {
         return refuse(c, s, reply, jobs.iter().copied());
     }
@@ -320,7 +320,7 @@ impl WantedBodies {
         }
         let granted = memory.granted(self.class);
         let jobs = s.queue.job_bytes().saturating_sub(memory.all_granted());
-        let left = s.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
+        let left = s.queue.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
         let most = left.min(MOST_MEMORY);
         let fits = match self.class {
             ReplyClass::Small => granted + self.cold_bytes <= most / 4,
@@ -339,7 +339,7 @@ impl WantedBodies {
         if s.queue.body_cache.warm_bytes == 0 {
             return false;
         }
-        let limit = s.settings.max_memory_bytes;
+        let limit = s.queue.settings.max_memory_bytes;
         let taken = s.queue.job_bytes().saturating_add(self.cold_bytes);
         taken > limit.saturating_add(limit / MEMORY_DIVISOR)
     }

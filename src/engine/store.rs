@@ -20,7 +20,6 @@ use std::rc::Rc;
 
 pub struct Store {
     pub queue: Queue,
-    pub settings: Settings,
     pub process: ProcessInfo,
     /// How many of each command ran.
     pub commands: [u64; COMMANDS.len()],
@@ -75,13 +74,10 @@ impl Settings {
 impl Store {
     pub fn new(settings: Settings, limits: Limits, process: ProcessInfo, now: Nanos) -> Store {
         let buffer_limit = settings.max_memory_bytes / BUFFERS_DIVISOR;
-        let mut queue = Queue::new(limits);
+        let mut queue = Queue::new(settings, limits);
         queue.now = now;
-        queue.bury_after = settings.bury_after;
-        queue.body_cache.limit = settings.body_cache_bytes;
         Store {
             queue,
-            settings,
             process,
             commands: [0; COMMANDS.len()],
             total_connections: 0,
@@ -167,7 +163,7 @@ impl Store {
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
     pub fn has_memory_for(&mut self, full_len: usize, is_unique: bool) -> bool {
-        let limit = self.settings.max_memory_bytes;
+        let limit = self.queue.settings.max_memory_bytes;
         // The default. Adding up the memory would take a twentieth of the time of a put.
         if limit == u64::MAX {
             return true;

@@ -70,8 +70,6 @@ pub struct Options {
     pub period: Nanos,
     /// The host that the server believes to run on.
     pub hostname: &'static str,
-    /// Whether the server takes samples for the pages, which are due every 5 s.
-    pub has_metrics: bool,
 }
 
 impl Options {
@@ -81,7 +79,6 @@ impl Options {
         syncing: Syncing::EachIteration,
         period: Nanos::ZERO,
         hostname: "host",
-        has_metrics: false,
     };
 }
 
@@ -300,13 +297,9 @@ impl Driver {
     ) -> Result<Driver, BinlogError> {
         let process = process_info(options.hostname, now);
         let mut server = Server::new(options.settings, options.limits, process, now);
-        if options.has_metrics {
-            server.store.queue.has_metrics = true;
-        }
         let recovered = match disk {
             Some(disk) => {
-                let (queue, settings) = (&mut server.store.queue, &options.settings);
-                let mut replay = queue.begin_replay(disk, settings, options.syncing)?;
+                let mut replay = server.store.queue.begin_replay(disk, options.syncing)?;
                 while replay.next_file().is_some() {
                     replay.read_file()?;
                 }
@@ -448,7 +441,7 @@ impl Driver {
         self.iterations += 1;
         let next_due = self.server.next_due();
         self.server.begin(self.now, next_due);
-        if self.options.has_metrics {
+        if self.has_metrics() {
             self.measurements.update(&self.server, self.now);
         }
         self.note_made();
@@ -625,9 +618,14 @@ impl Driver {
 
     /// Returns a moment that is not after the one when something is due.
     pub fn next_due(&self) -> Option<Nanos> {
-        let sample = self.options.has_metrics.then(|| self.measurements.next_due());
+        let sample = self.has_metrics().then(|| self.measurements.next_due());
         let due = Some(self.server.next_due()).filter(|&due| due != Nanos::NEVER);
         due.into_iter().chain(sample).min()
+    }
+
+    /// Returns whether the server takes samples for the pages, which are due every 5 s.
+    fn has_metrics(&self) -> bool {
+        self.options.settings.metrics_tubes.is_some()
     }
 
     pub fn set_draining(&mut self, is_draining: bool) {

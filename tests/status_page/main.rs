@@ -194,8 +194,7 @@ fn the_page_begins_with_what_needs_attention() {
 fn changes_that_are_not_stored_need_attention() {
     let disk = FakeDisk::remote(&Files::new(), RemoteSetup { chunk_len: 30, eager: None });
     let syncing = Syncing::Remote(Nanos::from_secs(5));
-    let options = Options { has_metrics: true, ..Options::binlog(64 * 1024, syncing) };
-    let mut site = Site::start_with(options, Some(&disk));
+    let mut site = Site::start_with(Options::binlog(64 * 1024, syncing), Some(&disk));
     site.ask(PUT);
     site.driver.advance(Nanos::from_millis(1_100));
     assert_eq!(site.get("/readyz", TEXT).body, "changes are not stored\n");

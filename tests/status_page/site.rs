@@ -1,7 +1,7 @@
 //! A server as an HTTP client sees it, for the tests of the metrics and of the status page.
 #![allow(dead_code, reason = "each of the two test programs uses a part of it")]
 
-use crate::harness::driver::{Client, Driver, Http, Limits, Nanos, Options, Settings, Subject};
+use crate::harness::driver::{Client, Driver, Http, Nanos, Options, Settings, Subject};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::request::put;
 use serde_json::Value;
@@ -45,16 +45,17 @@ impl Site {
 
     /// Returns a site on whose page at most this many tubes have metrics of their own.
     pub fn listing(metrics_tubes: usize, settings: Settings, disk: Option<&FakeDisk>) -> Site {
-        let limits = Limits { metrics_tubes, ..Limits::DEFAULT };
-        Site::start_with(Options { settings, limits, has_metrics: true, ..Options::DEFAULT }, disk)
+        let settings = Settings { metrics_tubes: Some(metrics_tubes), ..settings };
+        Site::start_with(Options { settings, ..Options::DEFAULT }, disk)
     }
 
     pub fn start(settings: Settings, disk: Option<&FakeDisk>) -> Site {
-        Site::start_with(Options { settings, has_metrics: true, ..Options::DEFAULT }, disk)
+        Site::start_with(Options { settings, ..Options::DEFAULT }, disk)
     }
 
     /// Starts a server that takes samples for its pages.
-    pub fn start_with(options: Options, disk: Option<&FakeDisk>) -> Site {
+    pub fn start_with(mut options: Options, disk: Option<&FakeDisk>) -> Site {
+        options.settings.metrics_tubes.get_or_insert(1000);
         let mut driver = Driver::start(options, disk.map(FakeDisk::boxed), START).unwrap();
         let client = driver.connect();
         Site { driver, client }

@@ -119,6 +119,6 @@ pub fn report(c: &mut Conn, report: Report) -> Answer {
 pub fn fits_reply(s: &Store, batch: &Batch, job: JobKey) -> bool {
     let body = &s.queue.jobs[job].body;
     let fits_memory =
-        || s.settings.can_hold(body) && !s.is_crowded_by(batch.size_with(body).text_len);
+        || s.queue.settings.can_hold(body) && !s.is_crowded_by(batch.size_with(body).text_len);
     batch.fits(body) && (batch.is_empty() || fits_memory())
 }

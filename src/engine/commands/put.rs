@@ -66,7 +66,7 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     let params =
         JobParams { pri: args.number(0), delay_secs: args.number(1), ttr_secs: args.number(2) };
     let (body_len, full_len) = (args.number(3), args.number(3) as usize + CR_LF.len());
-    if body_len > s.settings.max_job_size {
+    if body_len > s.queue.settings.max_job_size {
         return skip_body(c, full_len, Word::JobTooBig);
     }
     let tags = if args.rest.is_empty() {

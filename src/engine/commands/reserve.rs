@@ -69,7 +69,7 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     if !s.queue.is_reservable(job) {
         return Err(Word::NotFound);
     }
-    if !s.settings.can_hold(&s.queue.jobs[job].body) {
+    if !s.queue.settings.can_hold(&s.queue.jobs[job].body) {
         return Err(Word::OutOfMemory);
     }
     s.queue.reserve_job(&mut c.client, job)?;

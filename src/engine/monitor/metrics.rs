@@ -74,7 +74,7 @@ impl MetricsPage {
 
 impl Page for MetricsPage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
-        let (tubes, limits) = (&view.queue.tubes, &view.queue.limits);
+        let Queue { tubes, limits, settings, .. } = view.queue;
         match &mut self.stage {
             Stage::Connections(from) => {
                 let count = limits.jobs_per_page_slice.div_ceil(CONNECTION_COST);
@@ -95,7 +95,7 @@ impl Page for MetricsPage {
                     }
                     // Without memory for a larger list, tubes are summed too.
                     let grow = || self.tubes.try_reserve(1);
-                    if index >= limits.metrics_tubes
+                    if settings.metrics_tubes.is_none_or(|most| index >= most)
                         || headroom::leave(Headroom::ThreeQuarters, grow).is_err()
                     {
                         self.rest.add(&stats);
@@ -131,7 +131,7 @@ impl MetricsPage {
         text: &mut String,
     ) -> bool {
         let limits = &view.queue.limits;
-        let has_cache = view.queue.body_cache.limit.is_some();
+        let has_cache = view.queue.settings.body_cache_bytes.is_some();
         let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
         let has_rest = self.rest_count > 0 || self.rest.outcomes.has_times();
         let rest = has_rest.then_some(&self.rest);
@@ -225,8 +225,8 @@ fn write_process(server: &Store, to: &mut Samples<'_>) {
 }
 
 fn write_jobs(server: &Store, to: &mut Samples<'_>) {
-    let Store { queue, settings, .. } = server;
-    let totals = &queue.totals;
+    let queue = &server.queue;
+    let Queue { totals, settings, .. } = queue;
     let Totals { ready, reserved, delayed, buried, .. } = *totals;
     to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
     to.one("beanstalkd_urgent_jobs", totals.urgent);
@@ -262,7 +262,7 @@ fn write_binlog(server: &Store, to: &mut Samples<'_>) {
     to.one("beanstalkd_binlog_files", binlog.files.list.len());
     to.one("beanstalkd_binlog_oldest_file_number", binlog.files.oldest_number());
     to.one("beanstalkd_binlog_current_file_number", binlog.files.current().number);
-    to.one("beanstalkd_binlog_file_size_bytes", server.settings.binlog_file_size);
+    to.one("beanstalkd_binlog_file_size_bytes", server.queue.settings.binlog_file_size);
     to.one("beanstalkd_binlog_disk_bytes", binlog.files.sums.disk_bytes);
     to.one("beanstalkd_binlog_live_bytes", binlog.files.live_bytes);
     to.one("beanstalkd_binlog_dead_bytes", binlog.dead_bytes());
@@ -282,7 +282,7 @@ fn write_binlog(server: &Store, to: &mut Samples<'_>) {
 
 fn write_body_cache(queue: &Queue, to: &mut Samples<'_>) {
     let cache = &queue.body_cache;
-    let Some(limit) = cache.limit else { return };
+    let Some(limit) = queue.settings.body_cache_bytes else { return };
     let (cold, stats) = (cache.cold, &cache.stats);
     to.one("beanstalkd_body_cache_bytes", cache.warm_bytes);
     to.one("beanstalkd_body_cache_limit_bytes", limit);

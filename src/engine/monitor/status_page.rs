@@ -60,7 +60,7 @@ fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
         ("cold_body_bytes", "cold bodies", |view| Value::Bytes(view.queue.body_cache.cold.bytes)),
         ("body_cache_bytes", "body cache", |view| Value::Bytes(view.queue.body_cache.warm_bytes)),
         ("body_cache_limit_bytes", "cache limit", |view| {
-            Value::Bytes(view.queue.body_cache.limit.unwrap_or(u64::MAX))
+            Value::Bytes(view.queue.settings.body_cache_bytes.unwrap_or(u64::MAX))
         }),
         ("body_reads", "body reads", |view| Value::Count(view.queue.body_cache.stats.reads)),
         ("body_waits", "disk waits", |view| {
@@ -70,7 +70,7 @@ fn overview<'a>(view: &View<'a>) -> Vec<Column<View<'a>>> {
             Value::Count(view.queue.body_cache.stats.failures)
         }),
     ];
-    let has_cache = view.queue.body_cache.limit.is_some();
+    let has_cache = view.queue.settings.body_cache_bytes.is_some();
     let shown = values.len() - if has_cache { 0 } else { CACHE_TOTALS };
     values.into_iter().take(shown).collect()
 }

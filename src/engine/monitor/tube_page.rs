@@ -61,7 +61,7 @@ impl ShownJob<'_> {
     fn why(&self) -> Option<String> {
         let State::Buried(_) = self.job.state else { return None };
         let is_limit = |limit: std::num::NonZeroU16| self.job.returns >= limit.get();
-        Some(match self.view.queue.bury_after.is_some_and(is_limit) {
+        Some(match self.view.queue.settings.bury_after.is_some_and(is_limit) {
             true => format!("came back {}", CountOf(self.job.returns.into(), "time")),
             false => "worker".to_owned(),
         })

@@ -75,7 +75,7 @@ pub const IN_TABLE: usize = 9;
 
 /// Returns the columns of a tube. Without a body cache no job is cold.
 pub fn columns(view: &View<'_>) -> &'static [Column<TubeStats>] {
-    let has_cache = view.queue.body_cache.limit.is_some();
+    let has_cache = view.queue.settings.body_cache_bytes.is_some();
     &COLUMNS[..COLUMNS.len() - usize::from(!has_cache)]
 }
 

@@ -251,7 +251,7 @@ pub fn tube(tube: &Tube, waiting: usize, now: Nanos) -> String {
 
 /// Returns the document of `stats`.
 pub fn server(store: &Store) -> String {
-    let Store { queue, settings, process, .. } = store;
+    let Store { queue, process, .. } = store;
     let totals = &queue.totals;
     let processor = (process.processor_time)();
     let seconds = |us: u64| format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
@@ -268,7 +268,7 @@ pub fn server(store: &Store) -> String {
     }
     yaml.line("job-timeouts", totals.timeouts)
         .line("total-jobs", totals.total_jobs)
-        .line("max-job-size", settings.max_job_size)
+        .line("max-job-size", queue.settings.max_job_size)
         .line("current-tubes", queue.tubes.len())
         .line("current-connections", store.connections)
         .line("current-producers", totals.producers)
@@ -285,7 +285,7 @@ pub fn server(store: &Store) -> String {
         .line("binlog-current-index", binlog.map_or(0, |it| it.files.current().number))
         .line("binlog-records-migrated", binlog.map_or(0, |it| it.records_migrated))
         .line("binlog-records-written", binlog.map_or(0, |it| it.records_written))
-        .line("binlog-max-size", settings.binlog_file_size)
+        .line("binlog-max-size", queue.settings.binlog_file_size)
         .line("draining", store.is_draining)
         .line("id", &process.instance_id)
         .quoted("hostname", &process.hostname)

@@ -30,8 +30,6 @@ use std::rc::Rc;
 /// The counts of bodies in memory and of cold ones, and the reads of these.
 #[derive(Default)]
 pub struct BodyCache {
-    /// The bytes of bodies that may be in memory; `None` if all may.
-    pub limit: Option<u64>,
     /// The bytes of the bodies of jobs that are in memory. Other modules only read it.
     pub warm_bytes: u64,
     /// Other modules only read the counts.
@@ -84,11 +82,6 @@ const AHEAD: usize = 8;
 const MOST_UNREADABLE: usize = 4096;
 
 impl BodyCache {
-    /// Returns whether bodies in memory take more than they may.
-    pub fn is_full(&self) -> bool {
-        self.limit.is_some_and(|limit| self.warm_bytes > limit)
-    }
-
     /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.
     pub fn add(&mut self, full_len: u32) {
         self.warm_bytes += u64::from(full_len);
@@ -109,6 +102,12 @@ impl Begun {
 }
 
 impl Queue {
+    /// Returns whether bodies in memory, with this many bytes more, take more than they may.
+    fn is_cache_exceeded(&self, more: u32) -> bool {
+        let bytes = self.body_cache.warm_bytes + u64::from(more);
+        self.settings.body_cache_bytes.is_some_and(|limit| bytes > limit)
+    }
+
     // ---- Bodies of jobs that come and go ----
 
     /// Drops a job that was removed, with its counts and its body.
@@ -124,8 +123,7 @@ impl Queue {
         bytes: &[u8],
     ) -> Result<Body, TryReserveError> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
-        let with_it = self.body_cache.warm_bytes + u64::from(full_len);
-        if self.body_cache.limit.is_some_and(|limit| with_it > limit) {
+        if self.is_cache_exceeded(full_len) {
             self.count_cold(tube, full_len);
             return Ok(Body::cold(full_len));
         }
@@ -177,7 +175,7 @@ impl Queue {
     /// is about to be given it.
     #[inline]
     pub(super) fn make_cold_if_full(&mut self, key: JobKey) {
-        if self.body_cache.is_full() && !matches!(self.jobs[key].state, State::Reserved { .. }) {
+        if self.is_cache_exceeded(0) && !matches!(self.jobs[key].state, State::Reserved { .. }) {
             self.evict(key);
         }
     }
@@ -185,7 +183,7 @@ impl Queue {
     /// Drops the body of a job that a client has just been given, if bodies in memory take too much.
     #[inline]
     pub fn after_reserve(&mut self, key: JobKey) {
-        if self.body_cache.is_full() {
+        if self.is_cache_exceeded(0) {
             self.evict(key);
         }
     }
@@ -454,10 +452,13 @@ impl Queue {
         assert_eq!(self.body_cache.cold, cold, "stored and actual counts of cold bodies");
         let of_tubes = self.tubes.entries().map(|(_, tube)| u64::from(tube.cold)).sum::<u64>();
         assert_eq!(of_tubes, cold.jobs, "cold jobs of all tubes, and all cold jobs");
-        assert!(cold.jobs == 0 || self.body_cache.limit.is_some(), "cold bodies without a limit");
+        assert!(
+            cold.jobs == 0 || self.settings.body_cache_bytes.is_some(),
+            "cold bodies without a limit"
+        );
         let must_stay = |job: &Job| !job.body.is_cold() && job.state.holder().is_some();
         let is_explained = self.jobs.iter().any(|(_, job)| must_stay(job));
-        assert!(!self.body_cache.is_full() || is_explained, "{warm_bytes} bytes stay in memory");
+        assert!(!self.is_cache_exceeded(0) || is_explained, "{warm_bytes} bytes stay in memory");
     }
 }
 

@@ -247,7 +247,7 @@ impl SelectionScan {
 mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
-    use crate::engine::limits::Limits;
+    use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::client::Client;
     use crate::engine::queue::job::JobParams;
     use crate::engine::time::Nanos;
@@ -322,7 +322,7 @@ mod tests {
         // Few jobs, many jobs with close ids, and many jobs with ids that are far apart.
         for (count, gap, most_steps) in [(300, 3, 1), (12_000, 2, 9), (12_000, 60, 9)] {
             let mut random = fastrand::Rng::with_seed(5);
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             fill(&mut queue, &mut random, count, gap);
             let mut max_steps = 0;
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn a_job_that_stays_is_in_exactly_one_page() {
         let mut random = fastrand::Rng::with_seed(6);
-        let mut queue = Queue::new(Limits::DEFAULT);
+        let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
         queue.now = NOW;
         let mut client = fill(&mut queue, &mut random, 12_000, 60);
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();

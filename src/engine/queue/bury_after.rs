@@ -49,7 +49,8 @@ impl Queue {
         let job = &mut self.jobs[key];
         job.returns = job.returns.saturating_add(u16::from(has_begun));
         let returns = job.returns;
-        let is_last = self.bury_after.is_some_and(|limit| has_begun && returns >= limit.get());
+        let is_last =
+            self.settings.bury_after.is_some_and(|limit| has_begun && returns >= limit.get());
         // Without space for the record of the bury, the job becomes ready.
         if !is_last || self.reserve_update().is_err() {
             self.take(client, key, has_begun.then_some(end));

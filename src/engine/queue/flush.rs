@@ -322,7 +322,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::limits::Limits;
+    use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::Totals;
     use crate::engine::queue::job::JobParams;
     use std::collections::BTreeMap;
@@ -379,7 +379,7 @@ mod tests {
     fn flushed_jobs_are_gone_at_once_and_others_stay() {
         for seed in 0..12 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             let mut clients: Vec<Client> = (0..4).map(|at| connect(&mut queue, at)).collect();
             // The tube of each job, and whether it is buried.
@@ -448,7 +448,7 @@ mod tests {
 
     #[test]
     fn the_deadline_of_a_flushed_job_does_not_count() {
-        let mut queue = Queue::new(Limits::DEFAULT);
+        let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
         queue.now = NOW;
         let mut worker = connect(&mut queue, 0);
         let other = connect(&mut queue, 1).key;
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn a_tube_has_a_bounded_number_of_flushes() {
         let limits = Limits { first_flush_work: 1, ..Limits::DEFAULT };
-        let mut queue = Queue::new(limits);
+        let mut queue = Queue::new(Settings::DEFAULT, limits);
         queue.now = NOW;
         let client = connect(&mut queue, 0);
         let mut id = 0;
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn small_flushes_during_a_large_one_bring_no_job_back() {
         for kind in [FlushKind::All, FlushKind::Buried] {
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             let mut client = connect(&mut queue, 0);
             let conn = client.key;

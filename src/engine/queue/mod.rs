@@ -78,7 +78,7 @@ use super::collections::list::Links;
 use super::collections::timers::Timers;
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
-use super::limits::Limits;
+use super::limits::{Limits, Settings};
 use super::time::{ClockOffset, Nanos};
 use super::work::Work;
 use body::{Bodies, Body};
@@ -90,7 +90,6 @@ use flush::Flush;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
 use outcomes::End;
 use std::collections::{TryReserveError, VecDeque};
-use std::num::NonZero;
 use tube::Tubes;
 use unique::{NewKey, UniqueKeys};
 use waiters::{WaitSeq, Watchers, Watches};
@@ -112,6 +111,7 @@ pub struct Queue {
     pub unique: UniqueKeys,
     /// The highest id that was given to a job.
     pub last_id: u64,
+    pub settings: Settings,
     /// The bounds of steps and iterations.
     pub limits: Limits,
     /// The work that is left to what runs.
@@ -135,10 +135,6 @@ pub struct Queue {
     conn_timers: Timers<ConnKey>,
     /// Due work was postponed by more than 20 ms.
     pub is_late: bool,
-    /// A job that came back this many times is buried; `None` for no limit.
-    pub bury_after: Option<NonZero<u16>>,
-    /// Whether [`outcomes`] are counted.
-    pub has_metrics: bool,
     bury_log: BuryLog,
     /// Flushes whose jobs are not freed yet, the oldest first.
     flushes: VecDeque<Flush>,
@@ -197,7 +193,7 @@ const WORK_PER_WAKE: usize = 16;
 
 impl Queue {
     /// Returns an empty queue with the `default` tube.
-    pub fn new(limits: Limits) -> Queue {
+    pub fn new(settings: Settings, limits: Limits) -> Queue {
         let mut queue = Queue {
             jobs: Jobs::default(),
             large_counts: LargeCounts::default(),
@@ -209,6 +205,7 @@ impl Queue {
             watchers: Watchers::default(),
             unique: UniqueKeys::default(),
             last_id: 0,
+            settings,
             limits,
             work: Work::new(&limits),
             now: Nanos::ZERO,
@@ -222,8 +219,6 @@ impl Queue {
             tube_timers: Timers::default(),
             conn_timers: Timers::default(),
             is_late: false,
-            bury_after: None,
-            has_metrics: false,
             bury_log: BuryLog::default(),
             flushes: VecDeque::new(),
         };
@@ -661,11 +656,9 @@ impl Queue {
     fn assign(&mut self, key: JobKey, by: ConnKey) {
         self.detach(key);
         self.take_slot(key);
+        self.count_wait(key);
         let job = &mut self.jobs[key];
         let tube = &mut self.tubes[job.tube];
-        if self.has_metrics {
-            tube.count_wait(job, self.now);
-        }
         self.large_counts.count_event(&mut job.counts, CountedEvent::Reserve);
         job.state = State::Reserved(Holder { by, index: NIL });
         job.due = self.now + Nanos::from_secs(job.ttr_secs);

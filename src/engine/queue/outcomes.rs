@@ -5,7 +5,6 @@
 //! first reservation, and the entry of a reserved job has the time of the reservation.
 
 use super::Queue;
-use super::job::Job;
 use super::tube::Tube;
 use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::keys::JobKey;
@@ -93,20 +92,27 @@ impl Tube {
     fn outcomes(&mut self) -> &mut Outcomes {
         self.outcomes.get_or_insert_default()
     }
-
-    /// Counts the wait of a job that is about to be reserved, if it never was before.
-    pub(super) fn count_wait(&mut self, job: &Job, now: Nanos) {
-        if job.counts.is_never_reserved() {
-            let wait = now.since(job.created_at + Nanos::from_secs(job.delay_secs));
-            self.outcomes().waits.count(wait);
-        }
-    }
 }
 
 impl Queue {
+    /// Returns whether these are counted.
+    pub(super) fn has_metrics(&self) -> bool {
+        self.settings.metrics_tubes.is_some()
+    }
+
+    /// Counts the wait of a job that is about to be reserved, if it never was before.
+    #[inline]
+    pub(super) fn count_wait(&mut self, key: JobKey) {
+        if self.has_metrics() && self.jobs[key].counts.is_never_reserved() {
+            let job = &self.jobs[key];
+            let wait = self.now.since(job.created_at + Nanos::from_secs(job.delay_secs));
+            self.tubes[job.tube].outcomes().waits.count(wait);
+        }
+    }
+
     /// Counts the end of a reservation that began at this moment.
     pub(super) fn count_end(&mut self, key: JobKey, reserved_at: Nanos, end: End) {
-        if !self.has_metrics {
+        if !self.has_metrics() {
             return;
         }
         let job = &self.jobs[key];
@@ -119,7 +125,7 @@ impl Queue {
     }
 
     pub(super) fn count_kick(&mut self, key: JobKey) {
-        if self.has_metrics {
+        if self.has_metrics() {
             self.tubes[self.jobs[key].tube].outcomes().kicks += 1;
         }
     }

@@ -27,7 +27,6 @@ use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
-use crate::engine::limits::Settings;
 use crate::engine::text::CountOf;
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
@@ -49,8 +48,7 @@ pub struct Recovered {
 /// A queue that is being rebuilt, file by file.
 pub struct Replay<'q> {
     disk: Box<dyn Disk>,
-    /// Those of the binlog which begins after it.
-    settings: Settings,
+    /// Of the binlog which begins after it.
     syncing: Syncing,
     numbers: Vec<FileNumber>,
     files_read: usize,
@@ -101,7 +99,6 @@ impl Queue {
     pub fn begin_replay(
         &mut self,
         mut disk: Box<dyn Disk>,
-        settings: &Settings,
         syncing: Syncing,
     ) -> Result<Replay<'_>, BinlogError> {
         let numbers = disk.list().map_err(BinlogError::of_list)?;
@@ -117,8 +114,8 @@ impl Queue {
             lost: HashSet::new(),
             damages: 0,
         };
-        let (settings, history) = (*settings, History::default());
-        Ok(Replay { disk, settings, syncing, numbers, files_read: 0, history, state })
+        let history = History::default();
+        Ok(Replay { disk, syncing, numbers, files_read: 0, history, state })
     }
 
     /// Records what happened to jobs before the server ended.
@@ -182,7 +179,7 @@ impl Replay<'_> {
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
     pub fn finish(self, now: Nanos) -> Result<Recovered, BinlogError> {
-        let Replay { disk, settings, syncing, numbers, files_read, history, mut state } = self;
+        let Replay { disk, syncing, numbers, files_read, history, mut state } = self;
         for (before, after) in history.gaps.lost(&numbers) {
             error!(
                 "no file between binlog.{before} and binlog.{after}: their records are lost; \
@@ -218,7 +215,7 @@ impl Replay<'_> {
             );
         }
         queue.last_id = history.last_id;
-        let (last_id, limits) = (history.last_id, queue.limits);
+        let (settings, limits, last_id) = (queue.settings, queue.limits, history.last_id);
         let binlog = Binlog::begin(disk, settings, syncing, limits, files, last_id, now);
         queue.binlog = Some(binlog?);
         queue.finish_jobs(flushed, held, to_rewrite);

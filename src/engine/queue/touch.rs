@@ -58,7 +58,7 @@ impl Queue {
 mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
-    use crate::engine::limits::Limits;
+    use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::job::{JobParams, State};
 
     const NOW: Nanos = Nanos::from_secs(100);
@@ -67,7 +67,7 @@ mod tests {
     fn all_jobs_are_touched_in_steps_while_some_expire() {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
             let tube = queue.tubes.find("default").unwrap();

@@ -381,7 +381,7 @@ impl Hashed for Kept {
 mod tests {
     use super::*;
     use crate::engine::keys::ConnKey;
-    use crate::engine::limits::Limits;
+    use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::client::Client;
     use crate::engine::queue::flush::{FlushKind, FlushStep};
     use crate::engine::queue::job::JobParams;
@@ -420,7 +420,7 @@ mod tests {
     fn keys_agree_with_a_map_under_random_steps() {
         for seed in 0..20 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             let mut client = connect(&mut queue);
             // The job of each key, and until when it is kept once the job is deleted.
             let mut model: BTreeMap<String, (u64, u32, Option<Nanos>)> = BTreeMap::new();
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_flush_ends_keys_at_once_and_keeps_those_with_a_ttl() {
-        let mut queue = Queue::new(Limits::DEFAULT);
+        let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
         let mut client = connect(&mut queue);
         for id in 1..=MANY {
             let ttl = if id % 2 == 0 { 10 } else { 0 };
@@ -518,7 +518,7 @@ mod tests {
     fn a_key_takes_at_most_40_bytes() {
         assert_eq!(size_of::<Option<KeyOfJob>>(), 32);
         assert_eq!(size_of::<Option<Kept>>(), 40);
-        let mut queue = Queue::new(Limits::DEFAULT);
+        let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
         for id in 1..=10_000 {
             assert_eq!(put(&mut queue, id, &id.to_string(), 0, NOW), None);
         }

@@ -468,7 +468,7 @@ impl<const LIST: usize> Linked<LIST> for Watches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::limits::Limits;
+    use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::job::JobParams;
     use crate::engine::text::CR_LF;
     use std::collections::{BTreeMap, BTreeSet};
@@ -657,7 +657,7 @@ mod tests {
     #[test]
     fn watch_hashes_differ_between_servers() {
         let hashes = || {
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             let mut client = queue.connect(ConnKey::from_index(0)).unwrap();
             TUBES.iter().for_each(|name| queue.watch(&mut client, name).unwrap());
@@ -671,7 +671,7 @@ mod tests {
     fn workers_get_the_best_job_in_the_order_in_which_they_began_to_wait() {
         for seed in 0..30 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut queue = Queue::new(Limits::DEFAULT);
+            let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
             queue.now = NOW;
             let (mut clients, mut model) = (Clients::new(), Model::default());
             let mut last_id = 0;

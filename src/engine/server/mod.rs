@@ -132,7 +132,7 @@ impl<S> Server<S> {
             self.visits.try_reserve(clients)?;
             self.store.dirty.try_reserve(clients)?;
             self.store.held_back.try_reserve(clients)?;
-            if self.store.settings.body_cache_bytes.is_some() {
+            if self.store.queue.settings.body_cache_bytes.is_some() {
                 self.store.reads.try_reserve(clients)?;
             }
             self.leaving.try_reserve(self.links.len() + 1)?;
@@ -238,7 +238,7 @@ impl<S> Server<S> {
         self.visits.begin();
         s.queue.tick_binlog();
         // No time is known for the end of a read.
-        if s.settings.body_cache_bytes.is_some() || next_due <= now {
+        if s.queue.settings.body_cache_bytes.is_some() || next_due <= now {
             self.tick();
         }
         let s = &mut self.store;

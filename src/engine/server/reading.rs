@@ -25,8 +25,8 @@ const LOOK_PAUSE: Nanos = Nanos::from_secs(1);
 impl<S> Server<S> {
     /// Returns when a reply can be started or tried again, or what was read can be freed.
     pub(super) fn reads_due(&self) -> Nanos {
-        let Store { reads, queue, settings, .. } = &self.store;
-        if settings.body_cache_bytes.is_none() {
+        let Store { reads, queue, .. } = &self.store;
+        if queue.settings.body_cache_bytes.is_none() {
             return Nanos::NEVER;
         }
         let can_go_on = |class| self.next_to_start(class).is_some() || self.needs_cache(class);
