@@ -117,10 +117,10 @@ impl UniqueKey {
 
 impl BodyKey {
     /// The key of a body that is not in memory.
-    pub const NONE: BodyKey = BodyKey(NIL);
+    pub const COLD: BodyKey = BodyKey(NIL);
 }
 
 impl TubeKey {
-    /// The key of the tube that is created first and never removed.
-    pub const FIRST: TubeKey = TubeKey(0);
+    /// The key of the tube `default`, which is created first and never removed.
+    pub const DEFAULT: TubeKey = TubeKey(0);
 }

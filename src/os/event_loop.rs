@@ -106,8 +106,7 @@ impl EventLoop {
                 let now = self.poller.read_clock();
                 self.server.store.advance(now);
             }
-            self.server.send(|| check(self.membership.as_ref()).is_ok());
-            check(self.membership.as_ref())?;
+            self.send()?;
             if self.server.store.connections < open {
                 self.acceptor.on_close();
             }
@@ -129,17 +128,26 @@ impl EventLoop {
             }
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
             self.server.sync_rest();
-            check(self.membership.as_ref())?;
+            self.send()?;
         }
         let acknowledged_at = self.poller.read_clock();
-        self.server.send(|| check(self.membership.as_ref()).is_ok());
+        self.send()?;
         while self.server.has_replies()
             && self.poller.now.since(acknowledged_at) < LAST_REPLIES_TIMEOUT
         {
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
-            self.server.send_ready(|| check(self.membership.as_ref()).is_ok());
+            self.server.mark_ready();
+            self.send()?;
         }
-        check(self.membership.as_ref())
+        Ok(())
+    }
+
+    /// Sends replies while this server leads its cluster, if it has one.
+    fn send(&mut self) -> Result<(), Failure> {
+        let EventLoop { server, membership, .. } = self;
+        let check = || membership.as_ref().map_or(Ok(()), Membership::check);
+        server.send(|| check().is_ok());
+        check()
     }
 
     // ---- Monitoring and waiting ----
@@ -232,10 +240,6 @@ fn note_event(seen: &mut Readiness, event: &Event) {
 }
 
 /// Fails if another server of the cluster may lead: no reply may be sent then.
-fn check(membership: Option<&Membership>) -> Result<(), Failure> {
-    membership.map_or(Ok(()), Membership::check)
-}
-
 fn cannot_write(failure: BinlogError) -> Failure {
     let why = format!("{failure}; nothing more can be acknowledged, so the server exits");
     Failure::new(EXIT_DISK, why)

@@ -487,15 +487,11 @@ impl Driver {
 
     /// Sends what may be sent, closes what has ended, and ends the iteration.
     pub fn send(&mut self) -> Sent {
-        self.send_with(|server| server.send(|| true))
-    }
-
-    fn send_with(&mut self, send: impl FnOnce(&mut Server<Pipe>)) -> Sent {
         self.note_made();
         let dirty: Vec<Client> =
             self.server.dirty().iter().filter_map(|key| self.by_key.get(key).copied()).collect();
         let before: Vec<Client> = self.by_key.values().copied().collect();
-        send(&mut self.server);
+        self.server.send(|| true);
         self.is_iteration_open = false;
         let mut replies: Vec<(Client, Vec<u8>)> =
             before.iter().map(|&client| (client, self.links[client].take_sent())).collect();
@@ -656,7 +652,8 @@ impl Driver {
         for key in self.by_key.keys() {
             self.server.note(*key, |_| {});
         }
-        self.send_with(|server| server.send_ready(|| true))
+        self.server.mark_ready();
+        self.send()
     }
 
     /// Returns whether too many changes wait for a remote disk: no connection is visited.

@@ -269,9 +269,9 @@ impl Binlog {
     // ---- Time ----
 
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Nanos {
         let due = [self.compaction_due(), self.sync_due(), self.removal_due(), self.drained_due()];
-        due.into_iter().flatten().min()
+        due.into_iter().flatten().min().unwrap_or(Nanos::NEVER)
     }
 
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies

@@ -1,11 +1,10 @@
 //! Commands that change jobs that exist, and tubes.
 
+use crate::engine::binlog::record::{FlushKind, JobState};
 use crate::engine::conn::{Conn, Doing, Steps};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::flush::FlushKind;
-use crate::engine::queue::job::JobState;
 use crate::engine::queue::touch::TouchAll;
 use crate::engine::queue::{Kick, WORK_PER_MOVE};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};

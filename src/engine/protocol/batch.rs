@@ -103,8 +103,8 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::keys::TubeKey;
     use crate::engine::queue::job::JobParams;
-    use crate::engine::queue::tube::Tubes;
     use crate::engine::time::Nanos;
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
         for id in 1..=2 {
             let body = Body::cold(LEN + 2);
             jobs.try_reserve_one().unwrap();
-            let key = jobs.insert(Job::new(id, Tubes::DEFAULT, params, body, Nanos::ZERO));
+            let key = jobs.insert(Job::new(id, TubeKey::DEFAULT, params, body, Nanos::ZERO));
             batch.try_push(key, &jobs[key]).unwrap();
         }
         assert!(!batch.fits(&Body::cold(LEN + 2)));

@@ -4,7 +4,7 @@
 //! accepts and rejects, because clients depend on how it parses malformed lines. The only exceptions
 //! are the commands that C beanstalkd does not have, and the key of a unique job.
 
-use crate::engine::queue::job::JobState;
+use crate::engine::binlog::record::JobState;
 use crate::engine::text::{self, is_tube_name};
 
 /// The kind of one argument of a command, or of several that belong together.

@@ -2,9 +2,9 @@
 
 use super::output::{Output, Pool};
 use crate::engine::binlog::NoSpace;
+use crate::engine::binlog::record::JobState;
 use crate::engine::keys::TubeKey;
 use crate::engine::queue::body::Bodies;
-use crate::engine::queue::job::JobState;
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::BodyRef;
 use crate::engine::queue::tube::Tubes;

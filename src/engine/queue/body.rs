@@ -29,12 +29,9 @@ use std::collections::TryReserveError;
 pub struct Body {
     /// With CR LF.
     len: u32,
-    /// The key in the size class of `len`; [`COLD`] if the bytes are only in the binlog.
+    /// The key in the size class of `len`; [`BodyKey::COLD`] if the bytes are only in the binlog.
     key: BodyKey,
 }
-
-/// The key of a body whose bytes are not in memory.
-const COLD: BodyKey = BodyKey::NONE;
 
 /// All bodies.
 pub struct Bodies {
@@ -96,12 +93,12 @@ const MAX_BODY_LEN: usize = 1 << 30;
 impl Body {
     /// Returns a body whose bytes are only in the binlog. `full_len` includes the CR LF.
     pub fn cold(full_len: u32) -> Body {
-        Body { len: full_len, key: COLD }
+        Body { len: full_len, key: BodyKey::COLD }
     }
 
     /// Returns whether its bytes are only in the binlog.
     pub fn is_cold(&self) -> bool {
-        self.key == COLD
+        self.key == BodyKey::COLD
     }
 
     /// Returns the length with CR LF, in bytes.
@@ -242,10 +239,10 @@ impl Bodies {
     }
 
     /// Returns the time when [`Bodies::reap`] has something to do.
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub fn next_due(&self) -> Nanos {
         let is_unscheduled = self.reap_at.is_none() && self.has_empty;
         let is_due = is_unscheduled || !self.pages_to_free.is_empty();
-        if is_due { Some(Nanos::ZERO) } else { self.reap_at }
+        if is_due { Nanos::ZERO } else { self.reap_at.unwrap_or(Nanos::NEVER) }
     }
 
     /// Frees at most `most_bytes` of unmapped pages, or looks for surplus pages if that is due.
@@ -535,8 +532,8 @@ mod tests {
             bodies.remove(body);
         }
         let mut now = Nanos::from_secs(1_000);
-        while let Some(due) = bodies.next_due() {
-            now = now.max(due);
+        while bodies.next_due() != Nanos::NEVER {
+            now = now.max(bodies.next_due());
             bodies.reap(MOST_FREED, now);
             bodies.check(std::iter::empty());
         }
@@ -577,13 +574,13 @@ mod tests {
             now = now + REAP_INTERVAL;
             bodies.check(std::iter::empty());
         }
-        while bodies.next_due() == Some(Nanos::ZERO) {
+        while bodies.next_due() == Nanos::ZERO {
             bodies.reap(MOST_FREED, now);
         }
         assert_eq!(bodies.taken_bytes(), 20 * LEN as u64);
         assert!(bodies.free_empty(1));
         assert_eq!(bodies.taken_bytes(), 19 * LEN as u64);
-        assert_eq!(bodies.next_due(), Some(Nanos::ZERO));
+        assert_eq!(bodies.next_due(), Nanos::ZERO);
     }
 
     /// Returns the bytes of all pages, and of those that are freed in parts.

@@ -10,8 +10,9 @@
 //!    long as it exists, so no job is missed or found twice. Ten million jobs take 0.15 s.
 
 use super::Queue;
-use super::job::{Job, JobState};
+use super::job::Job;
 use super::tube::TubeJobs;
+use crate::engine::binlog::record::JobState;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::text;

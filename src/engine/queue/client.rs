@@ -5,7 +5,6 @@
 use super::Queue;
 use super::job::{Holder, Job, ReservedEntry, State};
 use super::outcomes::End;
-use super::tube::Tubes;
 use super::waiters::{Watcher, Watching};
 use crate::engine::collections::heap::Heap;
 use crate::engine::headroom::Headroom;
@@ -38,7 +37,7 @@ impl Queue {
     pub fn connect(&mut self, key: ConnKey) -> Result<Client, TryReserveError> {
         let mut client = Client {
             key,
-            used: Tubes::DEFAULT,
+            used: TubeKey::DEFAULT,
             watching: Watching::default(),
             held: Heap::default(),
             is_producer: false,
@@ -46,12 +45,12 @@ impl Queue {
         };
         self.conn_timers.try_reserve(key)?;
         self.watchers.try_insert(key, Watcher::default())?;
-        if let Err(no_memory) = self.add_watch(&mut client, Tubes::DEFAULT) {
+        if let Err(no_memory) = self.add_watch(&mut client, TubeKey::DEFAULT) {
             self.watchers.remove(key);
             return Err(no_memory);
         }
         self.conn_timers.add(key);
-        self.tubes[Tubes::DEFAULT].using += 1;
+        self.tubes[TubeKey::DEFAULT].using += 1;
         Ok(client)
     }
 

@@ -90,12 +90,10 @@ impl Queue {
     /// Returns a time not after the one when [`Queue::tick`] or [`Binlog::commit`] has something to
     /// do; [`Nanos::NEVER`] if nothing is due.
     pub fn next_due(&self) -> Nanos {
-        let binlog = self.binlog.as_ref().and_then(Binlog::next_due).unwrap_or(Nanos::NEVER);
-        let ends = self.unique.next_end();
-        let memory = self.bodies.next_due().unwrap_or(Nanos::NEVER);
+        let binlog = self.binlog.as_ref().map_or(Nanos::NEVER, Binlog::next_due);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        let slots = self.offers_due();
-        timers.min(ends).min(binlog).min(memory).min(self.bury_log.next_due()).min(slots)
+        let keys = self.unique.next_end().min(self.offers_due());
+        timers.min(keys).min(binlog).min(self.bodies.next_due()).min(self.bury_log.next_due())
     }
 
     /// Lets the binlog count an iteration, and compacts it.

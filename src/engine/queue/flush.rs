@@ -20,7 +20,7 @@ use crate::engine::collections::slab::PAGE_BYTES;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::time::Nanos;
 
-pub use crate::engine::binlog::record::{Decision, FlushKind};
+use crate::engine::binlog::record::{Decision, FlushKind};
 
 /// What a step of the flushes has done.
 #[derive(Debug, PartialEq, Eq)]

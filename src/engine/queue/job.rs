@@ -14,7 +14,7 @@ use crate::engine::time::Nanos;
 use std::cell::Cell;
 use std::fmt;
 
-pub use crate::engine::binlog::record::JobState;
+use crate::engine::binlog::record::JobState;
 
 pub struct Job {
     /// The id that clients use; never used twice.

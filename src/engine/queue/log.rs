@@ -13,10 +13,9 @@
 
 use super::Queue;
 use super::counts::LargeCounts;
-use super::flush::Decision;
 use super::job::{Job, Jobs, ReadyEntry, State, Target};
 use super::unique::{NewKey, UniqueKeys};
-use crate::engine::binlog::record::{self, Fields, FlushKind, JobState, KeyRecord, Mark};
+use crate::engine::binlog::record::{self, Decision, Fields, FlushKind, JobState, KeyRecord, Mark};
 use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
 use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};

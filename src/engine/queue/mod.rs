@@ -225,7 +225,7 @@ impl Queue {
         let default = queue.find_or_create_tube("default");
         assert_eq!(
             default.ok(),
-            Some(Tubes::DEFAULT),
+            Some(TubeKey::DEFAULT),
             "the default tube has another key than `DEFAULT`"
         );
         queue

@@ -13,7 +13,6 @@ mod keys;
 
 use super::Queue;
 use super::job::{Job, JobParams, Target};
-use super::tube::Tubes;
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::files::{File, Files, SHORT};
@@ -105,7 +104,7 @@ impl Queue {
         let state = ReplayState {
             queue: self,
             files: Files::default(),
-            tube: Tubes::DEFAULT,
+            tube: TubeKey::DEFAULT,
             last_states: PagedSlab::default(),
             flushes: Flushes::default(),
             to_rewrite: HashSet::new(),

@@ -4,9 +4,10 @@
 //! connection uses or watches it and it has no job. `default` is never removed. The rules are in
 //! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
-use super::job::{DelayedEntry, Job, JobState, Jobs, ReadyEntry};
+use super::job::{DelayedEntry, Job, Jobs, ReadyEntry};
 use super::outcomes::Outcomes;
 use super::waiters::{FRESHNESS, Waiter};
+use crate::engine::binlog::record::JobState;
 use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
@@ -163,9 +164,6 @@ impl TubeJobs {
 }
 
 impl Tubes {
-    /// The tube `default`, which always exists.
-    pub const DEFAULT: TubeKey = TubeKey::FIRST;
-
     /// Returns the tube at this index in the order of `list-tubes`.
     pub fn at(&self, index: usize) -> TubeKey {
         self.order[index]
@@ -202,7 +200,7 @@ impl Tubes {
 
     /// Removes the tube if it is idle and not `default`. Returns whether it was.
     pub fn remove_if_idle(&mut self, key: TubeKey) -> bool {
-        if key == Tubes::DEFAULT || !self[key].is_idle() {
+        if key == TubeKey::DEFAULT || !self[key].is_idle() {
             return false;
         }
         let tube = self.table.remove(key);
@@ -235,9 +233,9 @@ impl Tubes {
             let name = &tube.name;
             assert_eq!(tube.list_index(), index, "stored and actual list index of tube {name}");
             assert_eq!(self.find(name), Some(key), "key found for tube {name}, and its own");
-            assert!(key == Tubes::DEFAULT || !tube.is_idle(), "idle tube {name} is kept");
+            assert!(key == TubeKey::DEFAULT || !tube.is_idle(), "idle tube {name} is kept");
         }
-        assert!(self.get(Tubes::DEFAULT).is_some(), "no default tube");
+        assert!(self.get(TubeKey::DEFAULT).is_some(), "no default tube");
     }
 
     /// Returns all tubes in the order of `list-tubes`.

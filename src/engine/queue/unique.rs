@@ -19,10 +19,9 @@
 //! timers are apart from those of tubes and connections. A job without a key takes nothing.
 
 use super::Queue;
-use super::flush::Decision;
 use super::groups::Groups;
-use super::job::{Job, JobState};
-use crate::engine::binlog::record::{KeyRecord, SHORT_LEN};
+use super::job::Job;
+use crate::engine::binlog::record::{Decision, JobState, KeyRecord, SHORT_LEN};
 use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::timers::Timers;
 use crate::engine::digest::{Con, Digest, Secret};
@@ -380,10 +379,11 @@ impl Hashed for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::binlog::record::FlushKind;
     use crate::engine::keys::ConnKey;
     use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::client::Client;
-    use crate::engine::queue::flush::{FlushKind, FlushStep};
+    use crate::engine::queue::flush::FlushStep;
     use crate::engine::queue::job::JobParams;
     use std::collections::BTreeMap;
 

@@ -113,8 +113,9 @@ impl<S: Read + Write> Server<S> {
         });
     }
 
-    /// Sends replies to each connection that is ready: for a server that stops, and visits none any more.
-    pub fn send_ready(&mut self, may_send: impl Fn() -> bool) {
+    /// Lets the next [`Server::send`] send replies to each connection that is ready: for a server that stops, and
+    /// visits none any more.
+    pub fn mark_ready(&mut self) {
         let Server { links, store: s, visits, .. } = self;
         while let Some(key) = visits.pop() {
             if let Some(link) = link_of(links, key) {
@@ -122,6 +123,5 @@ impl<S: Read + Write> Server<S> {
                 link.conn.mark_dirty(s);
             }
         }
-        self.send(may_send);
     }
 }
