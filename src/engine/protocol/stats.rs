@@ -116,26 +116,44 @@ pub fn jobs(
     keys: &[JobKey],
     next: u64,
     queue: &Queue,
-    entry_of: impl Fn(Holder) -> Option<ReservedEntry>,
+    entry_of: impl Fn(Holder) -> ReservedEntry,
 ) -> Result<String, TryReserveError> {
-    let mut text = String::new();
-    let len = longest_jobs_len(keys.len());
-    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
-    let end = if keys.is_empty() { " []\n" } else { "\n" };
-    write!(text, "---\nnext: {next}\njobs:{end}").expect(STRING_WRITE);
+    let mut text = begin_page("jobs", next, keys.is_empty(), longest_jobs_len(keys.len()))?;
     for &key in keys {
         let job = &queue.jobs[key];
         push_job_line(&mut text, job, queue);
-        if let State::Reserved(holder) = job.state
-            && let Some(entry) = entry_of(holder)
-        {
+        if let State::Reserved(holder) = job.state {
             text.push_str(", client: ");
             text::push_decimal(&mut text, holder.by.id());
             text.push_str(", held: ");
-            text::push_decimal(&mut text, queue.now.since(entry.reserved_at).whole_secs());
+            text::push_decimal(
+                &mut text,
+                queue.now.since(entry_of(holder).reserved_at).whole_secs(),
+            );
         }
         text.push_str("}\n");
     }
+    Ok(text)
+}
+
+/// Returns the document of `list-clients` with these lines.
+pub fn clients(lines: &str, next: u64) -> Result<String, TryReserveError> {
+    let mut text = begin_page("clients", next, lines.is_empty(), longest_page_len(lines.len()))?;
+    text.push_str(lines);
+    Ok(text)
+}
+
+/// Returns the lines before those of a page, in a text with memory for `len` bytes.
+fn begin_page(
+    name: &str,
+    next: u64,
+    is_empty: bool,
+    len: usize,
+) -> Result<String, TryReserveError> {
+    let mut text = String::new();
+    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
+    let end = if is_empty { " []\n" } else { "\n" };
+    write!(text, "---\nnext: {next}\n{name}:{end}").expect(STRING_WRITE);
     Ok(text)
 }
 
@@ -169,12 +187,17 @@ const LONGEST_CLIENT_LINE: usize = 448;
 
 /// The maximum length of a line of `list-jobs` with a job, in bytes.
 const LONGEST_JOB_LINE: usize = 352;
-/// The maximum length of the lines before those of the jobs, in bytes.
+/// The maximum length of the lines before those of a page, in bytes.
 const LONGEST_HEAD: usize = 64;
 
 /// Returns the maximum length of the document of `list-jobs` with `count` jobs, in bytes.
 pub fn longest_jobs_len(count: usize) -> usize {
-    LONGEST_HEAD + count * LONGEST_JOB_LINE
+    longest_page_len(count * LONGEST_JOB_LINE)
+}
+
+/// Returns the maximum length of a page with lines of `len` bytes.
+pub fn longest_page_len(len: usize) -> usize {
+    LONGEST_HEAD + len
 }
 
 /// Appends the line of a job, without its end. A reply has up to 1,000 lines, so they are not formatted by `write!`,

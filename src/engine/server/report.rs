@@ -8,15 +8,11 @@ use crate::engine::commands::pages::{
     CONNECTIONS_PER_STEP, ClientPage, Report, WORK_PER_CLIENT, WORK_PER_LOOK,
 };
 use crate::engine::conn::{Doing, Steps};
-use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::protocol::stats;
 use crate::engine::queue::job::Holder;
 use crate::engine::store::Store;
-
-/// The maximum length of the lines before those of clients, in bytes.
-const HEAD_MAX: usize = 64;
 
 impl<S> Server<S> {
     /// Makes the reply of a connection that shows others, or a part of it.
@@ -28,12 +24,10 @@ impl<S> Server<S> {
         let answer = match report {
             Report::Jobs(keys, next) => {
                 let s = &self.store;
-                let entry_of = |Holder { by, index }: Holder| {
-                    Some(self.links.get(by)?.conn.client.held[index as usize])
-                };
-                stats::jobs(&keys, next, &s.queue, entry_of)
-                    .map(Reply::Document)
-                    .map_err(Word::from)
+                let entry_of =
+                    |Holder { by, index }: Holder| self.links[by].conn.client.held[index as usize];
+                let text = stats::jobs(&keys, next, &s.queue, entry_of);
+                text.map(Reply::Document).map_err(Word::from)
             }
             Report::Clients(mut page) => {
                 let answer = self.list_clients(&mut page);
@@ -87,14 +81,8 @@ impl<S> Server<S> {
 
 /// Returns the reply with these lines. `next` is the id after which the next page begins, or 0.
 fn page_of(page: &ClientPage, next: u64, s: &Store) -> Answer {
-    let len = page.lines.len() + HEAD_MAX;
-    if s.is_crowded_by(len) {
+    if s.is_crowded_by(stats::longest_page_len(page.lines.len())) {
         return Err(Word::OutOfMemory);
     }
-    let mut text = String::new();
-    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
-    let end = if page.lines.is_empty() { " []\n" } else { "\n" };
-    text += &format!("---\nnext: {next}\nclients:{end}");
-    text += &page.lines;
-    Ok(Reply::Document(text))
+    Ok(Reply::Document(stats::clients(&page.lines, next)?))
 }
