@@ -592,7 +592,7 @@ mod tests {
         assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
         assert_eq!(options(&["--bury-after", "65535"]).settings.bury_after, NonZero::new(65_535));
         assert_eq!(options(&[]).settings.bury_after, None);
-        let metrics = ["--metrics", "1", "--metrics-tubes", "0"];
+        let metrics = ["--metrics", "[::]:1", "--metrics-tubes", "0"];
         assert_eq!(options(&metrics).settings.metrics_tubes, Some(0));
         assert_eq!(options(&["--log-format", "json"]).log_format, LogFormat::Json);
         assert_eq!(
