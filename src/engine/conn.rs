@@ -10,6 +10,8 @@
 //! of one read, 68 KiB, is buffered. A large body is not buffered: its bytes go straight to its slot
 //! among the bodies of jobs.
 
+mod check;
+
 use super::commands::change::DeleteBatch;
 use super::commands::pages::{ClientPage, Report};
 use super::commands::put::{self, LargePut, Put};
@@ -21,7 +23,7 @@ use super::protocol::input::Input;
 use super::protocol::output::Output;
 use super::protocol::parse::LineTail;
 use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
-use super::queue::body::{Body, LARGE};
+use super::queue::body::LARGE;
 use super::queue::browse::SelectionScan;
 use super::queue::client::Client;
 use super::queue::listing::ListText;
@@ -30,7 +32,6 @@ use super::queue::touch::TouchAll;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
 use super::store::Store;
-use super::text::CR_LF;
 use super::time::Nanos;
 use std::collections::TryReserveError;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -626,108 +627,5 @@ impl Conn {
         let answer = put::advance(self, s, large, count);
         self.answer(s, answer);
         s.end_command();
-    }
-
-    // ---- Checking ----
-
-    /// Checks that the buffered input is an incomplete line or body, unless the connection has a
-    /// backlog: then it has a step to run.
-    ///
-    /// # Panics
-    /// The check fails.
-    pub fn check(&self, s: &Store) {
-        let index = self.id();
-        self.output.check(format_args!("the output of connection {index}"));
-        assert!(
-            self.is_half_closed || !self.input_ended,
-            "the input of connection {index} has ended, but it is not half-closed"
-        );
-        let Conn { doing, has_backlog, .. } = self;
-        let input = self.input.unused();
-        let is_consistent = match doing {
-            Doing::Closing | Doing::Leaving(_) => true,
-            // Its input may have been dropped for lack of memory.
-            Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
-            _ if *has_backlog => self.has_step(input),
-            Doing::Line => lines::is_incomplete(input),
-            Doing::SkipLine(_) => input.is_empty() || input == b"\r",
-            Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
-            Doing::LargeBody(large) => {
-                input.is_empty() && large.filled < large.put.full_len as usize
-            }
-            Doing::SkipBody(..)
-            | Doing::ListTubes
-            | Doing::Wait(..)
-            | Doing::Bodies(_)
-            | Doing::Report(_)
-            | Doing::Flush => input.is_empty(),
-            Doing::Steps(_) => false,
-        };
-        assert!(
-            is_consistent,
-            "connection {index} buffers {} bytes in {doing:?}, backlog: {has_backlog}",
-            input.len()
-        );
-        self.check_doing(s);
-    }
-
-    fn check_doing(&self, s: &Store) {
-        let (index, doing) = (self.id(), &self.doing);
-        let waits = matches!(doing, Doing::Wait(..));
-        assert_eq!(
-            waits,
-            s.queue.waits(self.client.key),
-            "whether connection {index} waits, and whether the queue knows it: {doing:?}"
-        );
-        assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
-        match doing {
-            Doing::Body(put) => {
-                let max_len = s.queue.settings.max_job_size as usize + CR_LF.len();
-                let is_new = put.id <= s.queue.last_id && s.queue.jobs.find(put.id).is_none();
-                assert!(
-                    is_new && put.full_len as usize <= max_len,
-                    "connection {index} puts {put:?}, the last assigned id is {}",
-                    s.queue.last_id
-                );
-            }
-            Doing::Steps(Steps::Kick(kick)) => assert!(
-                kick.tube == self.client.used && kick.left > 0,
-                "connection {index} kicks {kick:?}, but uses {:?}",
-                self.client.used
-            ),
-            Doing::LargeBody(large) => assert!(
-                large.put.id <= s.queue.last_id && large.put.full_len == large.body.full_len(),
-                "connection {index} puts {large:?}"
-            ),
-            Doing::ListTubes => {
-                assert_eq!(s.lists.requests_of(self.client.key), 1, "lists for connection {index}");
-            }
-            Doing::Bodies(wanted) => wanted.check(self.client.key, s),
-            Doing::Line
-            | Doing::SkipLine(_)
-            | Doing::SkipBody(..)
-            | Doing::Steps(_)
-            | Doing::Wait(..)
-            | Doing::Report(_)
-            | Doing::Flush
-            | Doing::Closing
-            | Doing::Leaving(_) => {}
-        }
-    }
-
-    /// Returns the memory of its input, of its output and of the bodies or clients that it lists, and the large bodies
-    /// that the connection refers to, for the check of their sums.
-    pub fn check_parts(&self) -> ([usize; 3], impl Iterator<Item = &Body>) {
-        let large =
-            if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
-        let waiting = if let Doing::Bodies(wanted) = &self.doing {
-            wanted.own_bytes()
-        } else if let Doing::Steps(Steps::ListClients(page)) = &self.doing {
-            page.lines.capacity()
-        } else {
-            0
-        };
-        let buffered = [self.input.capacity(), self.output.text_len(), waiting];
-        (buffered, self.output.bodies().chain(large))
     }
 }

@@ -45,6 +45,7 @@
 //! | [`outcomes`] | how long jobs wait and run, and how reservations end, for metrics |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
+//! | [`memory`] | how much memory jobs take |
 //! | [`replay`] | rebuilds the queue from the files of a binlog |
 //! | [`client`] | the rules' part of a connection, and closing it in steps |
 //! | [`due`] | waiting, and what happens when time passes |
@@ -64,6 +65,7 @@ pub mod groups;
 pub mod job;
 pub mod listing;
 pub mod log;
+mod memory;
 pub mod outcomes;
 pub mod read_body;
 pub mod replay;
