@@ -319,27 +319,23 @@ impl<'a> Rest<'a> {
     }
 
     fn skip_spaces(&mut self) {
-        let mut len = 0;
-        while self.0.get(len) == Some(&b' ') {
-            len += 1;
+        while let [b' ', rest @ ..] = self.0 {
+            self.0 = rest;
         }
-        self.0 = &self.0[len..];
     }
 
     /// Parses one or more digits, or returns `None` if the number overflows.
     fn digits(&mut self) -> Option<u64> {
-        let (bytes, mut number, mut len) = (self.0, 0u64, 0);
-        while let Some(digit @ b'0'..=b'9') = bytes.get(len) {
+        let (bytes, mut number) = (self.0, 0u64);
+        while let [digit @ b'0'..=b'9', rest @ ..] = self.0 {
             number = number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
-            len += 1;
+            self.0 = rest;
         }
-        let (digits, rest) = bytes.split_at(len);
-        self.0 = rest;
-        match len {
+        match bytes.len() - self.0.len() {
             0 => None,
             // Too few digits to overflow.
             1..20 => Some(number),
-            _ => many_digits(digits),
+            len => many_digits(&bytes[..len]),
         }
     }
 
