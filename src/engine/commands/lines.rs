@@ -75,23 +75,16 @@ pub fn run_next(c: &mut Conn, s: &mut Store, input: &mut &[u8]) -> Option<Answer
     let command = find(input);
     let window = &input[..input.len().min(COMMAND_LINE_MAX)];
     if let Some(number) = command
-        && let Some((args, len)) = parse_numbers(number, window)
+        && let Command { word, arguments, .. } = &COMMANDS[number]
+        && let Some((args, rest)) = Args::of_numbers(arguments, &window[word.len()..])
+        && rest.starts_with(CR_LF)
     {
         c.searched = 0;
-        let (line, rest) = input.split_at(len);
+        let (line, rest) = input.split_at(window.len() - rest.len());
         *input = &rest[CR_LF.len()..];
         return Some(run(c, s, number, line, &args));
     }
     run_line(c, s, command, input)
-}
-
-/// Returns the arguments of a command, all of which are numbers, and the length of its line. Returns `None` for
-/// whatever is not such a line, or only a part of one.
-#[inline]
-fn parse_numbers(number: usize, window: &[u8]) -> Option<(Args<'_>, usize)> {
-    let Command { word, arguments, .. } = &COMMANDS[number];
-    let (args, rest) = Args::of_numbers(arguments, &window[word.len()..])?;
-    rest.starts_with(CR_LF).then_some((args, window.len() - rest.len()))
 }
 
 /// Searches for the end of the line, and runs the command.
