@@ -65,18 +65,28 @@ impl Flags {
         self.matches.opt_strs(flag).pop()
     }
 
-    /// Returns the parsed argument of a flag. The error names what is `expected`.
+    /// Returns whether the flag comes after the last one of another. In one word the flag with an argument is the last.
+    pub fn is_last(&self, flag: &str, other: &str) -> bool {
+        let last = |flag| self.matches.opt_positions(flag).last().copied();
+        last(flag) >= last(other)
+    }
+
+    /// Returns the parsed argument of a flag, the last one if it is repeated. The error names what is `expected`.
     pub fn value<T>(
         &self,
         flag: &str,
         expected: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
+        parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<T>, UsageError> {
-        let Some(text) = self.text(flag) else { return Ok(None) };
-        match parse(&text) {
-            None => Err(UsageError(format!("{}{flag} {text}: not {expected}", dashes(flag)))),
-            value => Ok(value),
+        let mut value = None;
+        for text in self.matches.opt_strs(flag) {
+            value = parse(&text);
+            if value.is_none() {
+                let message = format!("{}{flag} {text}: not {expected}", dashes(flag));
+                return Err(UsageError(message));
+            }
         }
+        Ok(value)
     }
 
     pub fn number<N: FromStr>(&self, flag: &str) -> Result<Option<N>, UsageError> {

@@ -241,7 +241,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
     let metrics = flags.text("metrics").map(|text| metrics_address(&text, mode)).transpose()?;
     let is_unix = |address: &Address| matches!(address, Address::Unix { .. });
     if mode.is_some() && !is_unix(&listen) && !metrics.as_ref().is_some_and(is_unix) {
-        warnings.push("--socket-mode has no effect without a Unix socket".to_owned());
+        warnings.push("--socket-mode has no effect without unix: in -l or --metrics".to_owned());
     }
     if is_unix(&listen) && metrics.as_ref() == Some(&listen) {
         return wrong("--metrics and -l cannot have the same Unix socket");
@@ -302,9 +302,9 @@ fn body_cache(flags: &Flags, binlog: Option<&BinlogPlace>) -> Result<Option<u64>
 
 fn fsync(flags: &Flags) -> Result<Syncing, String> {
     let millis = flags.value("f", "a number in range", c_number)?.unwrap_or(DEFAULT_FSYNC_MS);
-    // C beanstalkd counts in signed nanoseconds: a number that does not fit means 0.
+    // As in C beanstalkd, signed nanoseconds that overflow are 0.
     let nanos = millis.wrapping_mul(1_000_000);
-    Ok(if flags.has("F") {
+    Ok(if flags.has("F") && !flags.is_last("f", "F") {
         Syncing::Never
     } else if nanos == 0 || i64::try_from(nanos).is_err() {
         Syncing::EachIteration
@@ -443,7 +443,10 @@ mod tests {
         }
         for address in ["::1", "/x"] {
             let options = options(&["--socket-mode", "660", "-l", address]);
-            assert_eq!(options.warnings, ["--socket-mode has no effect without a Unix socket"]);
+            assert_eq!(
+                options.warnings,
+                ["--socket-mode has no effect without unix: in -l or --metrics"]
+            );
         }
         assert_eq!(options(&["--socket-mode", "660"]).warnings.len(), 1);
         let both = options(&["--socket-mode", "660", "--metrics", "unix:/x"]);
@@ -496,6 +499,13 @@ mod tests {
         ] {
             assert_eq!(options(&["-f", text]).fsync, fsync, "{text:?}");
         }
+        for (flags, fsync) in [
+            (["-F", "-f0"], Syncing::EachIteration),
+            (["-V", "-Ff0"], Syncing::EachIteration),
+            (["-f0", "-FV"], Syncing::Never),
+        ] {
+            assert_eq!(options(&flags).fsync, fsync, "{flags:?}");
+        }
         assert_eq!(options(&["-s", "+4096"]).settings.binlog_file_size, 4096);
         assert_eq!(options(&["-s", "-1"]).settings.binlog_file_size, 4_294_963_200);
         for (text, number) in [("+21399", 21399), (" 21399", 21399), ("021399", 21399), ("-0", 0)] {
@@ -529,6 +539,7 @@ mod tests {
         ] {
             assert!(error_of(&arguments).contains("not a number in range"), "{arguments:?}");
         }
+        assert!(error_of(&["-zx", "-z5"]).contains("-z x: not"));
     }
 
     #[test]

@@ -298,7 +298,10 @@ fn log_listeners(what: &str, listeners: &[Socket]) {
 fn find_user(name: &str) -> Result<Identity, Failure> {
     match resolve::user(name) {
         Ok(Some(identity)) => Ok(identity),
-        Ok(None) => Err(Failure::new(EXIT_UNKNOWN_USER, format!("-u {name}: no such user"))),
+        Ok(None) => Err(Failure::new(
+            EXIT_UNKNOWN_USER,
+            format!("-u {name}: no such user; create it, or give the numbers UID:GID"),
+        )),
         Err(error) => Err(Failure::new(
             EXIT_DATABASE,
             format!("-u {name}: cannot read the user database, give a number instead: {error}"),

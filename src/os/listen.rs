@@ -88,7 +88,7 @@ fn open_tcp(host: Option<&str>, mut port: u16) -> Result<Vec<Socket>, String> {
         // A literal address needs no resolver, whose files a minimal machine may lack.
         Some((_, Ok(address))) => vec![SocketAddr::new(address, 0)],
         Some((host, Err(_))) => resolve::addresses(host)
-            .map_err(|error| format!("cannot find the address of {host}: {error}"))?,
+            .map_err(|error| format!("cannot find the address of {host:?} in -l: {error}"))?,
     };
     let (mut listeners, mut not_here) = (Vec::new(), None);
     for mut address in addresses {
@@ -152,6 +152,7 @@ fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<S
         let remedy = match error.raw_os_error() {
             // Of a socket, `has_stale_socket` has found out more.
             Some(libc::EADDRINUSE) => "; it links to nothing: remove it, or choose another path",
+            None => "; choose a path of at most 107 bytes",
             _ => remedy(&error),
         };
         format!("cannot listen on unix:{}: {error}{remedy}", path.display())
@@ -186,7 +187,9 @@ fn has_stale_socket(path: &Path) -> Result<bool, String> {
     let name = path.display();
     match std::fs::metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(format!("cannot listen on unix:{name}: {name} exists and is no socket"));
+            return Err(format!(
+                "cannot listen on unix:{name}: {name} exists and is no socket: remove it, or choose another path"
+            ));
         }
         // If the path has another fault, binding to it fails for that reason.
         Err(_) => return Ok(false),

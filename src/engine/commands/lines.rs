@@ -130,7 +130,11 @@ fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8
     if is_long_put && full_len > args.rest.tags_line_max() {
         return reject(c, line.into(), Word::BadFormat);
     }
-    run(c, s, number, line, &args)
+    match run(c, s, number, line, &args) {
+        // The tags of a put.
+        Err(Word::BadFormat) => reject(c, line.into(), Word::BadFormat),
+        answer => answer,
+    }
 }
 
 /// Counts a command, and runs it.

@@ -332,6 +332,7 @@ impl Queue {
         match job.state {
             State::Buried(_) => return,
             State::Reserved(_) if !client.holds(job) => return,
+            State::Reserved(_) if self.due(job).is_none() => self.uncount_reserve(key),
             State::Detached | State::Ready { .. } | State::Delayed(_) | State::Reserved { .. } => {}
         }
         self.count_event(key, CountedEvent::Bury);

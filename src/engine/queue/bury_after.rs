@@ -55,10 +55,7 @@ impl Queue {
         if !is_last || self.reserve_update().is_err() {
             self.take(client, key, has_begun.then_some(end));
             if !has_begun {
-                let mut counts = self.counts(&self.jobs[key]);
-                let reserves = &mut counts[CountedEvent::Reserve as usize];
-                *reserves = reserves.wrapping_sub(1);
-                self.set_counts(key, counts);
+                self.uncount_reserve(key);
             }
             return self.attach(key, Target::Ready);
         }
@@ -71,6 +68,14 @@ impl Queue {
         if self.bury_log.is_allowed(self.now) {
             warn!("job {id} in tube \"{}\" came back {returns} times: burying it", tube.name);
         }
+    }
+
+    /// Does not count the reserve of a job that has not reached its worker.
+    pub(super) fn uncount_reserve(&mut self, key: JobKey) {
+        let mut counts = self.counts(&self.jobs[key]);
+        let reserves = &mut counts[CountedEvent::Reserve as usize];
+        *reserves = reserves.wrapping_sub(1);
+        self.set_counts(key, counts);
     }
 }
 

@@ -45,7 +45,11 @@ impl Model {
         match request::parse(line) {
             Ok((command, arguments)) => {
                 *self.counters.entry(command.word).or_default() += 1;
-                (command.run)(self, call, &arguments);
+                let is_too_big = arguments.len > self.options.settings.max_job_size;
+                match arguments.tag {
+                    PutTag::Wrong if !is_too_big && request::is_http(line) => self.http(call),
+                    _ => (command.run)(self, call, &arguments),
+                }
             }
             Err(Malformed::BadFormat) => self.reply(call.by, "BAD_FORMAT"),
             Err(Malformed::Unknown) => self.reply(call.by, "UNKNOWN_COMMAND"),
