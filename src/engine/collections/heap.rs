@@ -174,15 +174,11 @@ impl<E: Entry> Heap<E> {
     }
 
     fn sift_down(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
-        let len = self.len();
         loop {
             let first = hole * CHILDREN + 1;
-            if first >= len {
-                break;
-            }
-            let (mut index, mut least) = (first, self[first]);
-            for other in first + 1..len.min(first + CHILDREN) {
-                let child = self[other];
+            let Some(&[mut least, ref others @ ..]) = self.entries.get(first..) else { break };
+            let mut index = first;
+            for (other, &child) in (first + 1..).zip(others.iter().take(CHILDREN - 1)) {
                 if child.is_before(least, store) {
                     (index, least) = (other, child);
                 }
