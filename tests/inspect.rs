@@ -4,11 +4,11 @@
 
 mod harness;
 
-use harness::driver::{Disk, FileNumber, Nanos, Options, START, Syncing, damage};
+use harness::driver::{Disk, FileNumber, Nanos, Options, START, Syncing, damage, dump};
 use harness::fake_disk::FakeDisk;
 use harness::instance::Instance;
 use harness::request::put;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::rc::Rc;
 
@@ -66,11 +66,29 @@ struct BusyDirectory<'m> {
     random: fastrand::Rng,
     /// The open file, as it was while the directory still had it.
     open: Option<(FileNumber, Rc<Vec<u8>>)>,
+    /// It moves on only when its files are listed.
+    is_remote: bool,
+    lists: usize,
 }
 
 impl BusyDirectory<'_> {
+    fn new(moments: &[Moment], haste: usize, mut random: fastrand::Rng) -> BusyDirectory<'_> {
+        let at = random.usize(..moments.len());
+        BusyDirectory { moments, at, haste, random, open: None, is_remote: false, lists: 0 }
+    }
+
+    /// Returns the directory as it is now.
+    fn at_rest(&self) -> BusyDirectory<'_> {
+        let directory = BusyDirectory::new(self.moments, 0, self.random.clone());
+        BusyDirectory { at: self.at, ..directory }
+    }
+
     fn move_on(&mut self) -> &Moment {
-        let steps = self.random.usize(..=self.haste);
+        let steps = if self.is_remote { 0 } else { self.random.usize(..=self.haste) };
+        self.move_by(steps)
+    }
+
+    fn move_by(&mut self, steps: usize) -> &Moment {
         self.at = (self.at + steps).min(self.moments.len() - 1);
         &self.moments[self.at]
     }
@@ -101,7 +119,15 @@ impl BusyDirectory<'_> {
 }
 
 impl Disk for BusyDirectory<'_> {
+    fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+
     fn list(&mut self) -> io::Result<Vec<FileNumber>> {
+        self.lists += 1;
+        if self.is_remote {
+            return Ok(self.move_by(self.haste).keys().copied().collect());
+        }
         // Some entries are read in one moment, and the others later.
         let mut numbers: Vec<FileNumber> = self.move_on().keys().copied().collect();
         numbers.truncate(self.random.usize(1..=numbers.len()));
@@ -169,13 +195,56 @@ fn a_sound_binlog_is_reported_as_sound_while_the_server_writes() {
         let moments = moments(seed);
         assert!(moments.len() > 400, "{} moments", moments.len());
         for (round, haste) in [1, 2, 3, 10, 30].into_iter().cycle().take(150).enumerate() {
-            let mut random = fastrand::Rng::with_seed(round as u64);
-            let at = random.usize(..moments.len());
-            let moments = &moments[..];
-            let mut directory = BusyDirectory { moments, at, haste, random, open: None };
+            let random = fastrand::Rng::with_seed(round as u64);
+            let mut directory = BusyDirectory::new(&moments, haste, random);
             assert_eq!(damage(&mut directory), None, "seed {seed}, round {round}");
         }
     }
+}
+
+/// One list has all files of a moment. Another one would have newer files, and then others.
+#[test]
+fn a_remote_disk_is_listed_once() {
+    let mut moments = moments(0);
+    // A chunk in etcd has whole records.
+    let random = fastrand::Rng::with_seed(1);
+    let is_sound = |moment: &Moment| {
+        damage(&mut BusyDirectory::new(std::slice::from_ref(moment), 0, random.clone())).is_none()
+    };
+    moments.retain(|moment| !moment.is_empty() && is_sound(moment));
+    for haste in [1, 10, 30] {
+        let new = || {
+            let directory = BusyDirectory::new(&moments, haste, random.clone());
+            BusyDirectory { at: 100, is_remote: true, ..directory }
+        };
+        let mut checked = new();
+        assert_eq!((damage(&mut checked), checked.lists), (None, 1), "haste {haste}");
+        let mut dumped = new();
+        let jobs = dump(&mut dumped).unwrap();
+        assert_eq!((dump(&mut dumped.at_rest()), dumped.lists), (Some(jobs), 1), "haste {haste}");
+    }
+}
+
+/// A file may be removed while its jobs are printed: they are in a newer one then.
+#[test]
+fn each_job_is_dumped_once_while_the_server_writes() {
+    let moments = moments(0);
+    let id_of = |line: &str| line.split(',').next().unwrap().to_owned();
+    let ids = |dump: String| -> Vec<String> { dump.lines().map(id_of).collect() };
+    let mut complete = 0;
+    for (round, haste) in [1, 2, 3].repeat(20).into_iter().enumerate() {
+        let random = fastrand::Rng::with_seed(round as u64);
+        let mut directory = BusyDirectory::new(&moments, haste, random);
+        let before = ids(dump(&mut directory.at_rest()).unwrap());
+        let Some(dumped) = dump(&mut directory).map(ids) else { continue };
+        complete += 1;
+        let after = ids(dump(&mut directory.at_rest()).unwrap());
+        let stayed: BTreeSet<&String> = before.iter().filter(|id| after.contains(id)).collect();
+        let found: BTreeSet<&String> = dumped.iter().collect();
+        assert!(stayed.is_subset(&found), "round {round}: {stayed:?}, {found:?}");
+        assert_eq!(found.len(), dumped.len(), "round {round}");
+    }
+    assert!(complete > 10, "{complete} dumps were complete");
 }
 
 #[test]
@@ -193,9 +262,7 @@ fn damage_is_reported_while_the_server_writes() {
         moment.insert(DAMAGED, Rc::new(bytes));
     }
     for haste in [0, 1, 2, 5].repeat(20) {
-        let at = random.usize(..moments.len());
-        let (moments, random) = (&moments[..], random.fork());
-        let mut directory = BusyDirectory { moments, at, haste, random, open: None };
+        let mut directory = BusyDirectory::new(&moments, haste, random.fork());
         let report = damage(&mut directory).expect("a file is damaged");
         assert!(report.contains(": 1 damaged place\n"), "{report}");
     }

@@ -42,6 +42,13 @@ pub fn damage(disk: &mut dyn Disk) -> Option<String> {
     (!is_sound).then(|| String::from_utf8_lossy(&report).into_owned())
 }
 
+/// Returns what `--dump` prints about sound files, unless a server moves the jobs faster than they can be read.
+pub fn dump(disk: &mut dyn Disk) -> Option<String> {
+    let mut jobs = Vec::new();
+    assert!(inspect::dump(disk, &mut jobs).ok()?, "they are damaged");
+    Some(String::from_utf8(jobs).expect("it is JSON"))
+}
+
 /// Copies a binlog, as `--import` and `--export` do. `settle` waits until the disk has stored a piece.
 pub fn copy_binlog(from: &mut dyn Disk, to: &mut dyn Disk, mut settle: impl FnMut()) {
     let files = copy::measure(from).expect("it is sound");

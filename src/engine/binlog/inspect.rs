@@ -7,9 +7,12 @@
 //! looks damaged. So damage is reported only if two readings of all files found it. Two are enough,
 //! because records are written one after the other and never changed. Damage is followed by another
 //! record, so a record that was incomplete in the first reading was complete before the second.
+//!
+//! A remote disk lists the files of one moment, with their bytes. There one reading is enough, and newer files that
+//! are listed while they are read would never end on a busy server.
 
 use super::disk::{Disk, FileNumber};
-use super::error::BinlogError;
+use super::error::{BinlogError, Step};
 use super::history::{Event, Flushes, History};
 use super::reader::{Damage, Record};
 use super::record::{
@@ -79,16 +82,16 @@ pub fn check(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, BinlogErr
 /// Prints each live job as one line of JSON. Returns whether there is no damage.
 pub fn dump(disk: &mut dyn Disk, out: &mut dyn Write) -> Result<bool, BinlogError> {
     let mut dumped = HashSet::new();
-    let mut survey = Survey::read(disk)?;
     for _ in 0..MAX_READINGS {
+        let survey = Survey::read(disk)?;
         survey.dump(disk, &mut dumped, out)?;
         if survey.jobs.keys().all(|id| dumped.contains(id)) {
-            break;
+            return Ok(survey.damages() == 0);
         }
         // A file was removed since the survey, and its jobs were moved to a newer one before.
-        survey = Survey::read(disk)?;
     }
-    Ok(survey.damages() == 0)
+    let error = io::Error::other("the server moves them at the same time; dump again");
+    Err(BinlogError::new(Step::Read, "cannot read all jobs", error))
 }
 
 /// At most this many readings of all files. On a busy server jobs come and go between any two.
@@ -101,7 +104,9 @@ impl Survey {
         let mut survey = Survey::read_once(disk)?;
         for _ in 1..MAX_READINGS {
             // A removed file may have had records that superseded those of an older file.
-            if survey.vanished == 0 && survey.findings.keys().all(|at| found_before.contains(at)) {
+            let is_whole =
+                survey.vanished == 0 && survey.findings.keys().all(|at| found_before.contains(at));
+            if is_whole || disk.is_remote() {
                 return Ok(survey);
             }
             found_before.extend(survey.findings.into_keys());
@@ -126,6 +131,9 @@ impl Survey {
                 survey.read_file(disk, number, &mut history)?;
             }
             read.extend(numbers);
+            if disk.is_remote() {
+                break;
+            }
         }
         for (before, after) in history.gaps.lost(&read) {
             let line = format!("damage: nothing between binlog.{before} and binlog.{after}");
@@ -230,7 +238,8 @@ impl Survey {
         dumped: &mut HashSet<u64>,
         out: &mut dyn Write,
     ) -> Result<(), BinlogError> {
-        let mut jobs: Vec<&Job> = self.jobs.values().collect();
+        let is_new = |(id, _): &(&u64, &Job)| !dumped.contains(id);
+        let mut jobs: Vec<&Job> = self.jobs.iter().filter(is_new).map(|(_, job)| job).collect();
         jobs.sort_unstable_by_key(|job| job.place);
         self.files.iter().for_each(|file| disk.close(file.number));
         let mut record = Vec::new();
@@ -245,8 +254,8 @@ impl Survey {
             // A file that is being removed is truncated.
             if count == job.len
                 && let Ok(body) = record::body_of(&record, layout, id)
-                && dumped.insert(id)
             {
+                dumped.insert(id);
                 let body = body.strip_suffix(CR_LF).unwrap_or(body);
                 write_job(job, body, out).map_err(BinlogError::of_output)?;
             }
