@@ -98,6 +98,32 @@ fn a_delay_ends_before_a_pause_that_ends_later() {
     driver.check();
 }
 
+/// As in C, whichever ended first.
+#[test]
+fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {
+    let mut driver = Driver::new(Options::DEFAULT, START);
+    let [producer, worker, other] = driver.clients();
+    for (tube, pris) in [("a", [5, 6]), ("b", [1, 7]), ("c", [2, 3])] {
+        for pri in pris {
+            driver.ask(producer, format!("put-in-tube {tube} {pri} 0 9 0\r\n\r\n"));
+        }
+        driver.ask(producer, format!("pause-tube {tube} 1\r\n"));
+    }
+    assert_eq!(
+        driver.ask(worker, "watch a\r\nwatch b\r\nreserve\r\n"),
+        "WATCHING 2\r\nWATCHING 3\r\n"
+    );
+    driver.ask(other, "watch a\r\nwatch c\r\nreserve\r\n");
+    driver.now = driver.now + Nanos::from_secs(2);
+    driver.settle();
+    assert_eq!(driver.take_text(worker), "RESERVED 3 0\r\n\r\n");
+    assert_eq!(driver.take_text(other), "RESERVED 5 0\r\n\r\n");
+    driver.check();
+    // The next ones come without a wait.
+    assert_eq!(driver.ask(worker, "reserve\r\n"), "RESERVED 1 0\r\n\r\n");
+    assert_eq!(driver.ask(other, "reserve\r\n"), "RESERVED 6 0\r\n\r\n");
+}
+
 /// One step offers the job of one tube.
 #[test]
 fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {

@@ -17,6 +17,8 @@ use std::collections::TryReserveError;
 pub(super) const SAFETY_MARGIN: Nanos = Nanos::from_secs(1);
 /// When due work has waited this long, ticks do more.
 pub(super) const LATE: Nanos = Nanos::from_millis(20);
+/// Of this many pauses that end in the same tick, the best job is reserved first.
+const PAUSES_AT_ONCE: usize = 16;
 
 impl Queue {
     /// Pauses a tube: for `secs` seconds none of its jobs is reserved by `reserve`.
@@ -28,7 +30,7 @@ impl Queue {
             // Quirk: 0 seconds end the pause in force, if any; pinned by
             // tests/conversations/pause-tube-anew.txt.
             let rest = self.work.give(self.limits.wakes_per_step * WORK_PER_WAKE);
-            self.end_pause(key);
+            self.end_pauses(&[key]);
             self.work.end(rest);
         } else {
             tube.pause = Some(Box::new(Pause { secs, until }));
@@ -36,24 +38,42 @@ impl Queue {
         }
     }
 
-    /// Ends a pause and serves the waiters. Without work left for all of them, the pause stays in force until
-    /// the next tick.
-    fn end_pause(&mut self, key: TubeKey) {
-        let pause = self.tubes[key].pause.take();
-        while self.park_blocked(key) && self.work.is_left() && self.serve_waiter(key) {
+    /// Ends the pauses of tubes and serves the waiters, with the best job of all these tubes first. Without work left
+    /// for all waiters of a tube, its pause stays in force until the next tick.
+    fn end_pauses(&mut self, tubes: &[TubeKey]) {
+        while self.work.is_left()
+            && let Some(tube) = self.best_awaited(tubes)
+            && self.serve_waiter(tube)
+        {
             self.offer_parked();
         }
-        if self.tubes[key].best_job(&self.jobs).is_none() {
-            return;
+        for &key in tubes {
+            let has_job = self.tubes[key].first_ready(&self.jobs).is_some();
+            if has_job && self.longest_waiting(key).is_some() {
+                self.tubes[key].pause.iter_mut().for_each(|pause| pause.until = self.now);
+                self.tube_timers.set_no_later_than(key, self.now);
+                continue;
+            }
+            self.tubes[key].pause = None;
+            if has_job {
+                self.invalidate(key);
+            }
         }
-        if self.longest_waiting(key).is_some() {
-            let tube = &mut self.tubes[key];
-            tube.pause = pause;
-            tube.pause.iter_mut().for_each(|pause| pause.until = self.now);
-            self.tube_timers.set_no_later_than(key, self.now);
-        } else {
-            self.invalidate(key);
+    }
+
+    /// Returns the one of these tubes that has the best job for which a connection waits.
+    fn best_awaited(&mut self, tubes: &[TubeKey]) -> Option<TubeKey> {
+        let mut best = None;
+        for &tube in tubes {
+            if self.park_blocked(tube)
+                && let Some(job) = self.tubes[tube].first_ready(&self.jobs)
+                && self.longest_waiting(tube).is_some()
+            {
+                let found = (self.jobs[job].rank(), tube);
+                best = Some(best.map_or(found, |best| found.min(best)));
+            }
         }
+        best.map(|(_, tube)| tube)
     }
 
     /// Makes the connection wait for a job. The wait also ends with its timeout, or when a reserved
@@ -112,15 +132,34 @@ impl Queue {
         self.is_late = false;
         self.forget_ended();
         self.offer_parked();
+        self.tick_tubes();
+    }
+
+    /// Ends delays and pauses, a part of each tube that is due at a time, and of others behind it.
+    fn tick_tubes(&mut self) {
         self.work.begin_due();
-        while self.work.is_left()
-            && let Some(tube) = self.tube_timers.pop_due(self.now)
-        {
-            let others = self.work.give_at_most(self.limits.due_slice_work);
-            self.run_due_tube(tube);
-            // The check costs one unit even if nothing is due any more.
-            self.work.spend(1);
-            self.work.end(others);
+        let mut ended = [TubeKey::DEFAULT; PAUSES_AT_ONCE];
+        let mut count = 0;
+        loop {
+            let next = if self.work.is_left() { self.tube_timers.pop_due(self.now) } else { None };
+            if let Some(tube) = next {
+                let others = self.work.give_at_most(self.limits.due_slice_work);
+                if self.run_due_tube(tube) {
+                    ended[count] = tube;
+                    count += 1;
+                }
+                // The check costs one unit even if nothing is due any more.
+                self.work.spend(1);
+                self.work.end(others);
+            } else if count == 0 {
+                return;
+            }
+            if next.is_none() || count == PAUSES_AT_ONCE {
+                let others = self.work.give(self.limits.due_slice_work);
+                self.end_pauses(&ended[..count]);
+                self.work.end(others);
+                count = 0;
+            }
         }
     }
 
@@ -136,7 +175,9 @@ impl Queue {
         self.is_late |= behind + LATE < self.now;
     }
 
-    fn run_due_tube(&mut self, key: TubeKey) {
+    /// Ends the delays of a tube that have passed. Returns whether its pause has passed, which is left to
+    /// [`Queue::end_pauses`].
+    fn run_due_tube(&mut self, key: TubeKey) -> bool {
         while let Some((job, due)) = self.next_delayed(&self.tubes[key]) {
             if due > self.now || !self.work.is_left() {
                 break;
@@ -145,17 +186,16 @@ impl Queue {
             self.detach(job);
             self.attach(job, Target::Ready);
         }
-        // A job whose delay has ended may be the best one.
-        if self.tubes[key].pause.as_ref().is_some_and(|pause| pause.until <= self.now) {
-            self.end_pause(key);
-        }
         let tube = &self.tubes[key];
         let delay_end = self.next_delayed(tube).map(|(_, due)| due);
         let pause_end = tube.pause.as_ref().map(|pause| pause.until);
-        if let Some(next) = delay_end.into_iter().chain(pause_end).min() {
+        let is_over = pause_end.is_some_and(|until| until <= self.now);
+        let next = delay_end.into_iter().chain(pause_end.filter(|_| !is_over)).min();
+        if let Some(next) = next {
             self.is_late |= next + LATE < self.now;
             self.tube_timers.set_no_later_than(key, next.max(self.now));
         }
+        is_over
     }
 
     /// Returns the delayed job that is due first, and when it is due.

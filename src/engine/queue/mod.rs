@@ -635,10 +635,10 @@ impl Queue {
         }
     }
 
-    /// Reserves the best job of the tube for the connection that has waited longest. Returns
-    /// `false` if there is no such job or connection.
+    /// Reserves the first ready job of the tube for the connection that has waited longest. Returns `false` if there
+    /// is no such job or connection.
     fn serve_waiter(&mut self, tube: TubeKey) -> bool {
-        let Some(job) = self.tubes[tube].best_job(&self.jobs) else { return false };
+        let Some(job) = self.tubes[tube].first_ready(&self.jobs) else { return false };
         let Some(conn) = self.longest_waiting(tube) else { return false };
         self.stop_waiting(conn);
         self.assign(job, conn);
