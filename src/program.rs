@@ -100,16 +100,14 @@ type Inspect = fn(&mut dyn Disk, &mut dyn Write) -> Result<bool, BinlogError>;
 fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
     // It serves the disk for as long as it lives.
     let membership;
-    let (name, mut disk): (String, Box<dyn Disk>) = match place {
+    let (name, mut disk, exit_code): (String, Box<dyn Disk>, u8) = match place {
         BinlogPlace::Directory(path) => {
             let directory = Directory::open_unlocked(path).map_err(failed(path.display(), 1))?;
-            (path.display().to_string(), Box::new(directory))
+            (path.display().to_string(), Box::new(directory), 1)
         }
         BinlogPlace::Etcd(etcd) => {
             membership = Membership::join(etcd, Duty::Read)?;
-            let mut disk = membership.disk();
-            disk.list().map_err(failed(&etcd.url, EXIT_REFUSED))?;
-            (etcd.url.clone(), disk)
+            (etcd.url.clone(), membership.disk(), EXIT_REFUSED)
         }
     };
     let mut out = BufWriter::new(io::stdout().lock());
@@ -122,7 +120,7 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
         Err(failure) if failure.step == Step::Output && failure.kind == ErrorKind::BrokenPipe => {
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(failed(name, 1)(error)),
+        Err(error) => Err(failed(name, exit_code)(error)),
     }
 }
 
