@@ -105,7 +105,7 @@ impl Queue {
     fn check_client(&self, client: &Client) {
         let index = client.key.index();
         let what = format_args!("the reserved jobs of connection {index}");
-        let index_of = |entry: ReservedEntry| Some(client.index_of(&self.jobs[entry.job]));
+        let index_of = |entry: ReservedEntry| client.index_of(&self.jobs[entry.job]);
         client.held.check(&self.jobs, what, index_of);
         let next = Some(self.next_moment(client)).filter(|&next| next != Nanos::NEVER);
         let at = self.conn_timers.at(client.key);

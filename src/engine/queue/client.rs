@@ -130,27 +130,25 @@ impl Queue {
 
     /// Detaches a job that no other connection holds.
     pub(super) fn take(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
-        if client.holds(&self.jobs[key]) {
-            self.give_up(client, key, end);
+        if let Some(index) = client.index_of(&self.jobs[key]) {
+            self.give_up(client, index, end);
         }
         self.detach(key);
     }
 
-    /// Removes a job from those that the connection holds, and leaves it in its state. `end` is counted, if the
-    /// reservation has begun.
-    pub(super) fn give_up(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
-        let entry = client.held.remove(client.index_of(&self.jobs[key]), &mut self.jobs);
-        assert_eq!(entry.job, key, "the heap index of a job belongs to another job");
+    /// Removes the job at this index from those that the connection holds, and leaves it in its state. `end` is
+    /// counted, if the reservation has begun.
+    pub(super) fn give_up(&mut self, client: &mut Client, index: u32, end: Option<End>) {
+        let ReservedEntry { job, reserved_at, .. } = client.held.remove(index, &mut self.jobs);
         if let Some(end) = end {
-            self.count_end(key, entry.reserved_at, end);
+            self.count_end(job, reserved_at, end);
         }
     }
 
     /// Changes the deadline of a job that the connection holds. [`Nanos::NEVER`] stops its TTR.
     pub(super) fn set_deadline(&mut self, client: &mut Client, key: JobKey, deadline: Nanos) {
-        let index = client.index_of(&self.jobs[key]);
+        let index = client.index_of(&self.jobs[key]).expect("the connection holds the job");
         let entry = ReservedEntry { deadline, ..client.held[index as usize] };
-        assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
         self.jobs[key].due = deadline;
         client.held.replace(index, entry, &mut self.jobs);
     }
@@ -169,15 +167,13 @@ impl Queue {
 impl Client {
     /// Returns whether it has reserved this job.
     pub fn holds(&self, job: &Job) -> bool {
-        job.state.holder() == Some(self.key)
+        self.index_of(job).is_some()
     }
 
-    pub(super) fn index_of(&self, job: &Job) -> u32 {
-        let State::Reserved(Holder { by, index }) = job.state else {
-            unreachable!("a connection holds a job that is not reserved")
-        };
-        assert_eq!({ by }, self.key, "a connection holds a job of another one");
-        index
+    /// Returns the index of a job among those that it has reserved, if it is one of them.
+    pub(super) fn index_of(&self, job: &Job) -> Option<u32> {
+        let State::Reserved(Holder { by, index }) = job.state else { return None };
+        ({ by } == self.key).then_some(index)
     }
 
     /// Returns the part of the headroom that its watches of existing tubes must leave. A worker has few of them,

@@ -460,8 +460,9 @@ impl Queue {
     /// Begins the TTR of a job that was reserved, unless the connection does not hold it any more: the reply
     /// may be sent.
     pub fn begin_ttr(&mut self, client: &mut Client, key: JobKey) {
-        let Some(job) = self.jobs.get(key).filter(|job| client.holds(job)) else { return };
-        let reserved_at = client.held[client.index_of(job) as usize].reserved_at;
+        let index = self.jobs.get(key).and_then(|job| client.index_of(job));
+        let Some(index) = index else { return };
+        let reserved_at = client.held[index as usize].reserved_at;
         if !self.syncs_each_iteration() || self.now.since(reserved_at) > SHORT_SYNC {
             self.touch(client, key);
         }
