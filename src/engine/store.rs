@@ -162,12 +162,13 @@ impl Store {
     }
 
     /// Returns whether a job with a body of this length fits into `--max-memory`.
+    #[inline]
     pub fn has_memory_for(&mut self, full_len: usize, is_unique: bool) -> bool {
-        let limit = self.queue.settings.max_memory_bytes;
         // The default. Adding up the memory would take a twentieth of the time of a put.
-        if limit == u64::MAX {
-            return true;
-        }
+        self.queue.settings.max_memory().is_none_or(|limit| self.fits(full_len, is_unique, limit))
+    }
+
+    fn fits(&mut self, full_len: usize, is_unique: bool, limit: u64) -> bool {
         // Pages that are kept for the next bodies are freed first.
         loop {
             let queue = &mut self.queue;

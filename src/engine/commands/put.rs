@@ -183,9 +183,10 @@ fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
 
 fn insert(c: &Conn, s: &mut Store, put: &Put, body: Body) -> Answer {
     let queue = &mut s.queue;
-    let found = headroom::leave(Headroom::Whole, || {
-        put.tube().map_or(Ok(c.client.used), |name| queue.find_or_create_tube(name))
-    });
+    let found = match put.tube() {
+        None => Ok(c.client.used),
+        Some(name) => headroom::leave(Headroom::Whole, || queue.find_or_create_tube(name)),
+    };
     match found {
         Ok(tube) => queue.put(tube, put.id, put.params, put.unique(), body)?,
         Err(no_memory) => {

@@ -139,8 +139,8 @@ impl Default for Bodies {
 impl Bodies {
     /// Stores a complete body, with its CR LF.
     pub fn add(&mut self, bytes: &[u8]) -> Result<Body, TryReserveError> {
-        let body = self.begin(bytes.len())?;
-        self.bytes_mut(&body, 0, bytes.len()).copy_from_slice(bytes);
+        let (body, class) = self.alloc(bytes.len())?;
+        class.bytes_mut(body.key, 0, bytes.len()).copy_from_slice(bytes);
         Ok(body)
     }
 
@@ -150,10 +150,15 @@ impl Bodies {
     /// # Panics
     /// `full_len` is above `2^30 + 2`.
     pub fn begin(&mut self, full_len: usize) -> Result<Body, TryReserveError> {
-        let (key, growth) = self.classes[class_of(full_len)].alloc(full_len)?;
+        Ok(self.alloc(full_len)?.0)
+    }
+
+    fn alloc(&mut self, full_len: usize) -> Result<(Body, &mut SizeClass), TryReserveError> {
+        let class = &mut self.classes[class_of(full_len)];
+        let (key, growth) = class.alloc(full_len)?;
         self.taken_bytes += growth;
         let len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
-        Ok(Body { len, key })
+        Ok((Body { len, key }, class))
     }
 
     /// Returns the bytes `from` to `to` of a body that is still arriving. Their values are
