@@ -98,6 +98,31 @@ fn a_delay_ends_before_a_pause_that_ends_later() {
     driver.check();
 }
 
+/// Between two steps there may be a sync.
+#[test]
+fn the_ttrs_of_a_batch_begin_with_its_reply() {
+    let limits = Limits { jobs_per_batch_step: 2, ..Limits::DEFAULT };
+    for waits in [false, true] {
+        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+        let [producer, worker] = driver.clients();
+        let puts = "put 0 0 1 0\r\n\r\n".repeat(7);
+        if waits {
+            driver.ask(worker, "reserve-batch 7 9\r\n");
+            driver.ask(producer, &puts);
+        } else {
+            driver.ask(producer, &puts);
+            driver.receive(worker, "reserve-batch 7\r\n");
+        }
+        for _ in 0..6 {
+            driver.iterate();
+            driver.now = driver.now + Nanos::from_secs(2);
+        }
+        let reply = driver.take_text(worker);
+        assert!(reply.starts_with("RESERVED_BATCH 7\r\nRESERVED 1 0\r\n"), "{reply}");
+        driver.check();
+    }
+}
+
 /// As in C, whichever ended first.
 #[test]
 fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {

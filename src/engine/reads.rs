@@ -158,8 +158,8 @@ pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) 
     write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
 }
 
-/// Replies with these jobs, for which the output has room, and with the bodies of those whose body was read. A reserve
-/// without any continues.
+/// Replies with these jobs, for which the output has room, and with the bodies of those whose body was read. Their TTRs
+/// begin, if they have not. A reserve without any continues.
 fn write(
     c: &mut Conn,
     s: &mut Store,
@@ -176,8 +176,11 @@ fn write(
         }
         BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => {}
     }
-    for (job, read) in jobs {
-        c.reply_body(s, reply.word(), job, read.as_ref());
+    for ((job, id), read) in jobs {
+        if reply.is_reserved() && s.queue.due(&s.queue.jobs[job]).is_none() {
+            s.queue.touch(&mut c.client, job);
+        }
+        c.reply_body(s, reply.word(), (job, id), read.as_ref());
     }
     Ok(Reply::Later)
 }
@@ -547,7 +550,7 @@ fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
 }
 
 /// Replies with the bodies that could be read. A job that the client has reserved may have come back
-/// meanwhile, or was deleted. The TTR of the others begins now.
+/// meanwhile, or was deleted.
 fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     let now = s.queue.now;
     let reply = wanted.reply;
@@ -566,11 +569,6 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
         return give_up(c, s, &wanted);
     }
     s.waiting_bytes -= wanted.own_bytes();
-    if reply.is_reserved() {
-        for one in &wanted.bodies {
-            s.queue.touch(&mut c.client, one.job);
-        }
-    }
     let read = |one: &WantedBody| match &one.source {
         BodySource::Read(body) => Some(Rc::clone(body)),
         BodySource::Job | BodySource::Disk | BodySource::Nowhere => None,

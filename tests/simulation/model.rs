@@ -495,6 +495,7 @@ impl Model {
         self.reserve(id, client, now);
         match batch {
             Some(count) => {
+                self.set_deadline(id, NO_DEADLINE);
                 let (first, taken) = (Some(id), Vec::new());
                 let batch = Batch { first, taken, count, is_first_open: false };
                 self.client(client).batch = Some(batch);
@@ -601,7 +602,8 @@ impl Model {
                 }
                 continue;
             };
-            let is_read = self.clients.get(by).is_some_and(|client| client.reading.is_none());
+            let is_read = |client: &Client| client.reading.is_none() && client.batch.is_none();
+            let is_read = self.clients.get(by).is_some_and(is_read);
             let may_begin = (*at + ttr..=last + ttr).contains(&found);
             if may_begin && (*known == NO_DEADLINE || found > *known) {
                 *known = found;

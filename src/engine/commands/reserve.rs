@@ -152,6 +152,7 @@ pub fn awaited(c: &mut Conn, s: &mut Store, job: JobKey, reserve: Reserve) -> An
         c.fail(s);
         return Ok(Reply::Later);
     }
+    s.queue.stop_ttr(&mut c.client, job);
     c.later(Steps::FillBatch(Box::new(batch), reserve))
 }
 
@@ -177,8 +178,8 @@ pub fn fill_batch_step(
 }
 
 /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch
-/// is complete: it is full, or no further job is found, or there is no memory for one. On an error the
-/// batch is empty.
+/// is complete: it is full, or no further job is found, or there is no memory for one. Otherwise the TTRs of these jobs
+/// begin with the reply. On an error the batch is empty.
 fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, TryReserveError> {
     let before = batch.jobs.len();
     let most = before + s.queue.limits.jobs_per_batch_step;
@@ -194,7 +195,12 @@ fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, Tr
             Err(_) => is_complete = true,
         }
     }
-    s.queue.work.spend((batch.jobs.len() - before) * WORK_PER_BATCHED_JOB);
+    let added = &batch.jobs[before..];
+    s.queue.work.spend(added.len() * WORK_PER_BATCHED_JOB);
+    if !is_complete {
+        // A sync may come before the next step.
+        added.iter().for_each(|&(job, _)| s.queue.stop_ttr(&mut c.client, job));
+    }
     Ok(is_complete)
 }
 

@@ -2,7 +2,7 @@
 //! some of them into steps; here each is done at once.
 
 use super::super::request::{Argument, Arguments, Command};
-use super::{Batch, Call, Change, Client, ClientNumber, Flush, Job, Model, SECOND};
+use super::{Batch, Call, Change, Client, ClientNumber, Flush, Job, Model, SECOND, State};
 use std::rc::Rc;
 
 /// A reply has at most this many bytes of bodies without their CR LF, unless it has one job.
@@ -185,19 +185,30 @@ impl Model {
         let mut ids: Vec<u64> = first.into_iter().chain(taken).collect();
         ids.retain(|id| self.has_reserved(call.by, *id));
         let ids = self.reserve_more(call.by, ids, count, call.now);
+        for &id in &ids {
+            let ttr = u64::from(self.job(id).ttr) * SECOND;
+            self.set_deadline(id, call.now + ttr);
+        }
         self.reply_batch(call.by, &ids);
+    }
+
+    /// The TTR of a job begins with the reply to the batch that has it.
+    pub(super) fn set_deadline(&mut self, id: u64, to: u64) {
+        if let State::Reserved { deadline, .. } = &mut self.job(id).state {
+            *deadline = to;
+        }
     }
 
     /// The client has reserved `other` instead of `first`, at the same moment.
     fn swap_first(&mut self, by: ClientNumber, first: u64, other: u64) {
-        let Some((deadline, _)) = self.find(first).and_then(|job| job.reserved_by(by)) else {
+        if !self.has_reserved(by, first) {
             return;
-        };
+        }
         let job = self.job(first);
-        let reserved_at = deadline - u64::from(job.ttr) * SECOND;
+        let State::Reserved { at, .. } = job.state else { return };
         job.counts.reserves -= 1;
-        self.make_ready(first, reserved_at);
-        self.reserve(other, by, reserved_at);
+        self.make_ready(first, at);
+        self.reserve(other, by, at);
     }
 
     /// What becomes due at once does so in any order: any of its jobs may be the first of a batch.

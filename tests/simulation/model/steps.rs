@@ -6,7 +6,7 @@
 //! between the beginning and the end of the command.
 
 use super::super::request::{self, Arguments, Command};
-use super::{Batch, Call, Client, ClientNumber, Item, Model, State};
+use super::{Batch, Call, Client, ClientNumber, Item, Model, NO_DEADLINE, State};
 use crate::harness::fake_disk::to_usize;
 use crate::harness::reply::frame;
 use std::collections::BTreeSet;
@@ -173,6 +173,7 @@ impl Model {
         let now = self.last_command_at;
         let count = batch.taken.len() + count;
         batch.taken = self.reserve_more(number, batch.taken, count, now);
+        batch.taken.iter().for_each(|id| self.set_deadline(*id, NO_DEADLINE));
         self.client(number).batch = Some(batch);
     }
 
