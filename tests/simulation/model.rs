@@ -604,7 +604,8 @@ impl Model {
             };
             let is_read = |client: &Client| client.reading.is_none() && client.batch.is_none();
             let is_read = self.clients.get(by).is_some_and(is_read);
-            let may_begin = (*at + ttr..=last + ttr).contains(&found);
+            // Steps of lists that connections share take no nanosecond of their own.
+            let may_begin = (*at + ttr - 1000..=last + ttr).contains(&found);
             if may_begin && (*known == NO_DEADLINE || found > *known) {
                 *known = found;
             } else if *known == NO_DEADLINE && found != NO_DEADLINE {
