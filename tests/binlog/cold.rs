@@ -97,7 +97,7 @@ fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
             server.disk.faults().of_reads.push_back(fault);
             server.expect(format!("reserve-job {bad}\r\n"), "NOT_FOUND\r\n");
             assert_eq!(server.state(bad), "buried");
-            // Nobody got it.
+            // No worker got it.
             assert_eq!(server.stat_of(bad, "reserves"), 0);
             // The next read succeeds.
             server.expect(format!("peek {bad}\r\n"), &found(bad, 700));
