@@ -28,8 +28,6 @@ pub struct Acceptor {
     /// The name of the connections in the log.
     what: &'static str,
     listeners: Vec<ReadyListener>,
-    /// The number of listeners that are ready.
-    ready: usize,
     /// The token of the first listener; the next ones have the tokens below it.
     first_token: usize,
     max_connections: usize,
@@ -76,7 +74,6 @@ impl Acceptor {
         Ok(Acceptor {
             what,
             listeners: listeners.into_iter().map(ready).collect(),
-            ready: 0,
             first_token,
             max_connections,
             next_listener: 0,
@@ -91,7 +88,7 @@ impl Acceptor {
     pub fn on_event(&mut self, Token(token): Token) -> bool {
         let index = self.first_token.wrapping_sub(token);
         let Some(listener) = self.listeners.get_mut(index) else { return false };
-        self.ready += usize::from(!std::mem::replace(&mut listener.is_ready, true));
+        listener.is_ready = true;
         if self.retry_at == Nanos::NEVER {
             // Another connection waits at the limit.
             self.on_close();
@@ -107,7 +104,8 @@ impl Acceptor {
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
     pub fn next_due(&self) -> Nanos {
-        if self.ready == 0 { Nanos::NEVER } else { self.retry_at }
+        let is_ready = self.listeners.iter().any(|it| it.is_ready);
+        if is_ready { self.retry_at } else { Nanos::NEVER }
     }
 
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
@@ -136,7 +134,6 @@ impl Acceptor {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 *is_ready = false;
-                self.ready -= 1;
                 Ok(None)
             }
             Err(error) if concerns_one_client(&error) && self.failures < MAX_FAILURES => {
