@@ -121,8 +121,8 @@ impl Poller {
             return if is_interrupted { Ok(()) } else { Err(error) };
         }
         for event in &self.events {
-            let is_known = match event.token() {
-                Token(..FIRST_OTHER) => false,
+            match event.token() {
+                Token(..FIRST_OTHER) => note(event),
                 SIGNALS => {
                     while let Some(signal) = self.signals.next() {
                         match signal {
@@ -138,17 +138,15 @@ impl Poller {
                             Signal::Stop(stop) => self.stop = Some(stop),
                         }
                     }
-                    true
                 }
-                ALARM => {
-                    self.alarm.on_readable();
-                    true
+                ALARM => self.alarm.on_readable(),
+                WAKER => {}
+                _ => {
+                    let metrics = self.metrics.as_mut();
+                    if !metrics.is_some_and(|metrics| metrics.on_event(event)) {
+                        note(event);
+                    }
                 }
-                WAKER => true,
-                _ => self.metrics.as_mut().is_some_and(|metrics| metrics.on_event(event)),
-            };
-            if !is_known {
-                note(event);
             }
         }
         Ok(())
