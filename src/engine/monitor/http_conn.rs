@@ -34,8 +34,6 @@ pub struct HttpConn<S> {
     is_readable: bool,
     is_writable: bool,
     phase: Phase,
-    /// The received part of an incomplete request head.
-    head: Vec<u8>,
     /// The current part of the response.
     response: String,
     /// The number of bytes of `response` that were sent.
@@ -46,8 +44,8 @@ pub struct HttpConn<S> {
 }
 
 enum Phase {
-    /// The request head is incomplete.
-    ReadingRequest,
+    /// The request head is incomplete. This part of it was received.
+    ReadingRequest { head: Vec<u8> },
     /// A page is made and sent slice by slice.
     Streaming { page: Box<dyn Page>, in_chunks: bool },
     /// The last bytes of the response are sent.
@@ -126,8 +124,7 @@ impl<S: Stream> HttpConn<S> {
             stream,
             is_readable: true,
             is_writable: true,
-            phase: Phase::ReadingRequest,
-            head: Vec::new(),
+            phase: Phase::ReadingRequest { head: Vec::new() },
             response: String::new(),
             sent: 0,
             deadline: now + REQUEST_TIMEOUT,
@@ -149,7 +146,7 @@ impl<S: Stream> HttpConn<S> {
         if self.is_readable {
             let mut buffer = [0; HEAD_MAX];
             match self.stream.read(&mut buffer) {
-                Ok(0) if matches!(self.phase, Phase::ReadingRequest | Phase::Lingering) => {
+                Ok(0) if matches!(self.phase, Phase::ReadingRequest { .. } | Phase::Lingering) => {
                     return Err(io::Error::other("the client closed it"));
                 }
                 Ok(count) => {
@@ -189,7 +186,7 @@ impl<S: Stream> HttpConn<S> {
     /// Incomplete requests are evicted first, then connections whose response was sent.
     pub fn evictable_at(&self) -> Nanos {
         match self.phase {
-            Phase::ReadingRequest => Nanos::ZERO,
+            Phase::ReadingRequest { .. } => Nanos::ZERO,
             Phase::Lingering => Nanos::ONE,
             Phase::Streaming { .. } | Phase::Sending => self.opened_at + EVICTION_AGE,
         }
@@ -223,14 +220,12 @@ impl<S: Stream> HttpConn<S> {
 
     /// Adds received bytes to the request, and starts the response once the request is complete.
     fn receive(&mut self, bytes: &[u8], state: ServerState<'_>, now: Nanos) {
-        if !matches!(self.phase, Phase::ReadingRequest) {
-            return;
-        }
-        let mut head = std::mem::take(&mut self.head);
+        let Phase::ReadingRequest { head } = &mut self.phase else { return };
+        let mut head = std::mem::take(head);
         head.extend_from_slice(&bytes[..bytes.len().min(HEAD_MAX - head.len())]);
         match http::parse(&head) {
             Ok(None) => {
-                self.head = head;
+                self.phase = Phase::ReadingRequest { head };
                 return;
             }
             Ok(Some(request)) => self.respond_to(request, state, now),
