@@ -305,14 +305,11 @@ impl<S: Stream> HttpConn<S> {
         };
     }
 
-    /// Makes the next slice of the page, if [`HttpConn::wants_slice`], and writes it.
+    /// Makes the next slice of the page, after [`HttpConn::wants_slice`], and writes it.
     ///
     /// # Errors
     /// There is no memory for a slice, or the stream fails.
     pub fn write_slice(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        if self.has_output() {
-            return Ok(());
-        }
         let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
             (&mut self.phase, state)
         else {
