@@ -26,6 +26,8 @@ pub struct TubePage {
     stage: Stage,
     values: TubeStats,
     problems: Problems,
+    /// The jobs to write, once they were found.
+    ids: Vec<u64>,
     /// Whether a job was written. Those of the first slices may be gone.
     has_jobs: bool,
 }
@@ -35,8 +37,8 @@ enum Stage {
     Scan(Option<Box<Cursor>>),
     /// Finds reserved jobs.
     Reserved(ReservedScan),
-    /// Writes what is above the jobs, the jobs with these ids from an index on, and the end.
-    Jobs { ids: Vec<u64>, next: usize },
+    /// Writes what is above the jobs, the jobs from this index on, and the end.
+    Jobs(usize),
 }
 
 /// A job that the page shows.
@@ -112,6 +114,7 @@ impl TubePage {
             stage: Stage::Scan(None),
             values: TubeStats::default(),
             problems: Problems::default(),
+            ids: Vec::new(),
             has_jobs: false,
         }
     }
@@ -134,16 +137,14 @@ impl Page for TubePage {
             }
             (Stage::Reserved(scan), Some(tube)) => {
                 if scan.advance(view, tube, MOST) {
-                    let ids = first_jobs(self.values.oldest_ready, scan, tube, view);
-                    self.stage = Stage::Jobs { ids, next: 0 };
+                    self.ids = first_jobs(self.values.oldest_ready, scan, tube, view);
+                    self.stage = Stage::Jobs(0);
                 }
             }
-            (Stage::Scan(_) | Stage::Reserved(_), None) => {
-                self.stage = Stage::Jobs { ids: Vec::new(), next: 0 };
-            }
-            (Stage::Jobs { .. }, _) => {
+            (Stage::Scan(_) | Stage::Reserved(_), None) => self.stage = Stage::Jobs(0),
+            (&mut Stage::Jobs(first), _) => {
                 let out = &mut Out { format: self.media_type, text };
-                return self.write_jobs(view, out);
+                return self.write_jobs(first, view, out);
             }
         }
         false
@@ -168,29 +169,26 @@ fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_
 impl TubePage {
     /// Writes the next jobs, those above them before the first, and the end after the last. Returns whether the page
     /// is complete.
-    fn write_jobs(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool {
-        let Stage::Jobs { ids, next } = &self.stage else { return true };
-        let (first, end) = (*next, ids.len().min(next + view.queue.limits.rows_per_page_slice));
+    fn write_jobs(&mut self, first: usize, view: &View<'_>, out: &mut Out<'_>) -> bool {
+        let end = self.ids.len().min(first + view.queue.limits.rows_per_page_slice);
         if first == 0 {
             self.write_head(view, out);
         }
-        for (index, id) in (first..end).zip(&ids[first..end]) {
-            let Some(key) = view.queue.find(*id) else { continue };
+        for index in first..end {
+            let Some(key) = view.queue.find(self.ids[index]) else { continue };
             if index == 0 && out.format == MediaType::Json {
                 continue;
             }
             let separator = if std::mem::replace(&mut self.has_jobs, true) { ",\n" } else { "\n" };
             write_job(index, separator, &ShownJob { job: &view.queue.jobs[key], view }, out);
         }
-        let is_done = end == ids.len();
+        let is_done = end == self.ids.len();
         if is_done {
-            let none = if ids.len() < 2 { "There are no jobs." } else { "" };
+            let none = if self.ids.len() < 2 { "There are no jobs." } else { "" };
             out.each(format_args!("</table></div>\n<p id=none>{none}</p>\n"), "", "\n]}\n");
             html::write_end(out);
         }
-        if let Stage::Jobs { next, .. } = &mut self.stage {
-            *next = end;
-        }
+        self.stage = Stage::Jobs(end);
         is_done
     }
 
