@@ -62,8 +62,8 @@ pub struct Options {
     pub names_address: bool,
     /// The user of the process after binding: a name, or numbers.
     pub user: Option<String>,
-    /// The maximum number of connected clients.
-    pub max_connections: usize,
+    /// The maximum number of connected clients, if there is one.
+    pub max_connections: Option<usize>,
     /// The address to serve metrics on; `None` means no metrics.
     pub metrics: Option<Address>,
     /// The verbosity of the log.
@@ -280,7 +280,7 @@ fn options(flags: &Flags) -> Result<Options, String> {
         settings,
         names_address: flags.has("l") || flags.has("p"),
         user: flags.text("u"),
-        max_connections: max_connections.map_or(usize::MAX, NonZero::get),
+        max_connections: max_connections.map(NonZero::get),
         metrics,
         log_level: LEVELS[flags.count("V").min(LEVELS.len() - 1)],
         log_format: log_format.unwrap_or(LogFormat::Text),
@@ -401,10 +401,7 @@ mod tests {
         assert_eq!(options.fsync, Syncing::Within(Nanos::from_millis(50)));
         assert_eq!(options.log_level, LevelFilter::Warn);
         assert_eq!((options.binlog, options.user, options.names_address), (None, None, false));
-        assert_eq!(
-            (options.settings.max_memory_bytes, options.max_connections),
-            (u64::MAX, usize::MAX)
-        );
+        assert_eq!((options.settings.max_memory_bytes, options.max_connections), (u64::MAX, None));
         assert_eq!((options.metrics, options.settings.metrics_tubes), (None, None));
         assert_eq!(options.log_format, LogFormat::Text);
     }
@@ -600,7 +597,7 @@ mod tests {
             u64::MAX
         );
         assert_eq!(options(&["--max-memory=0"]).settings.max_memory_bytes, 0);
-        assert_eq!(options(&["--max-connections=1"]).max_connections, 1);
+        assert_eq!(options(&["--max-connections=1"]).max_connections, Some(1));
         assert_eq!(options(&["--bury-after", "65535"]).settings.bury_after, NonZero::new(65_535));
         assert_eq!(options(&[]).settings.bury_after, None);
         let metrics = ["--metrics", "[::]:1", "--metrics-tubes", "0"];

@@ -136,8 +136,7 @@ fn serve(
     directory: Option<Directory>,
     user: Option<Identity>,
 ) -> Result<Stop, Failure> {
-    let max_connections = Some(options.max_connections).filter(|&max| max < usize::MAX);
-    let facts = ProcessInfo { max_connections, ..facts(poller.now) };
+    let facts = facts(options.max_connections, poller.now);
     let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
@@ -176,9 +175,7 @@ fn serve(
         return Ok(stop);
     }
     server.store.process.tool_server = listeners.first().and_then(tool_server);
-    EventLoop::new(poller, server, listeners, options.max_connections, membership)
-        .map_err(cannot_wait)?
-        .run()
+    EventLoop::new(poller, server, listeners, membership).map_err(cannot_wait)?.run()
 }
 
 /// Waits until this server leads. Meanwhile it answers health checks, and notifies the service manager. Returns
@@ -340,7 +337,7 @@ fn tool_address(mut address: SocketAddr) -> Option<String> {
     (!is_default).then(|| address.to_string())
 }
 
-fn facts(started_at: Nanos) -> ProcessInfo {
+fn facts(max_connections: Option<usize>, started_at: Nanos) -> ProcessInfo {
     let [hostname, os_version, platform] = machine::uname();
     ProcessInfo {
         pid: std::process::id(),
@@ -350,7 +347,7 @@ fn facts(started_at: Nanos) -> ProcessInfo {
         platform,
         started_at,
         tool_server: None,
-        max_connections: None,
+        max_connections,
         processor_time: machine::processor_time,
         resident_bytes: memory::resident_bytes,
         has_headroom: memory::has_headroom,

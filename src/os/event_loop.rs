@@ -63,17 +63,16 @@ const LAST_REPLIES_TIMEOUT: Nanos = Nanos::from_millis(100);
 const STOP_WAIT: Duration = Duration::from_millis(5);
 
 impl EventLoop {
-    /// Creates the loop, which serves at most `max_connections` clients at once.
+    /// Creates the loop.
     pub fn new(
         poller: Poller,
         server: Server<Socket>,
         listeners: Vec<Socket>,
-        max_connections: usize,
         membership: Option<Membership>,
     ) -> io::Result<EventLoop> {
-        let registry = poller.registry();
-        let acceptor =
-            Acceptor::new("connections", listeners, max_connections, registry, FIRST_LISTENER)?;
+        let (registry, most) = (poller.registry(), server.store.process.max_connections);
+        let most = most.unwrap_or(usize::MAX);
+        let acceptor = Acceptor::new("connections", listeners, most, registry, FIRST_LISTENER)?;
         let (measurements, iteration_at) = (Measurements::default(), poller.now);
         Ok(EventLoop { poller, server, acceptor, measurements, iteration_at, membership })
     }
