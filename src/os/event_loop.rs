@@ -238,7 +238,7 @@ fn note_event(seen: &mut Readiness, event: &Event) {
     seen.reads_to_the_end |= is_half_closed || event.is_priority();
 }
 
-/// Fails if another server of the cluster may lead: no reply may be sent then.
+/// Returns the failure of a disk to which nothing more can be written.
 fn cannot_write(failure: BinlogError) -> Failure {
     let why = format!("{failure}; nothing more can be acknowledged, so the server exits");
     Failure::new(EXIT_DISK, why)
