@@ -284,10 +284,9 @@ impl Files {
             } else if index < self.current {
                 sums.closed_bytes += bytes;
                 sums.closed_records += file.records_len();
+            } else if index > self.current {
+                sums.prepared_room += file.size.saturating_sub(head_len) / SHORT;
             }
-        }
-        for next in self.prepared() {
-            sums.prepared_room += next.size.saturating_sub(head_len) / SHORT;
         }
         sums
     }

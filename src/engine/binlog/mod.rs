@@ -262,8 +262,7 @@ impl Binlog {
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
     pub fn note_damage(&mut self, key: JobKey) {
-        let file = self.file_of(key);
-        self.files.by_number(file).is_damaged = true;
+        self.files.by_number(self.file_of(key)).is_damaged = true;
     }
 
     // ---- Time ----
