@@ -62,7 +62,7 @@ pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result {
 
 /// Deletes the buried jobs of a tube, or all. Without a command for that they are deleted one by one, and those
 /// that workers hold stay.
-pub fn flush_selected(ctl: &mut Ctl, mut task: Task<'_>) -> Result {
+pub fn flush_selected(ctl: &mut Ctl, mut task: Task) -> Result {
     let Some(tube) = &task.tube else { return Ok(()) };
     let is_all = task.states == ["any"];
     let word = if is_all { "flush-tube" } else { "flush-buried" };

@@ -79,8 +79,7 @@ pub fn move_jobs(ctl: &mut Ctl, args: &Flags) -> Result {
     };
     let limit = args.number("limit")?;
     let tube = Some(look::tube(&mut ctl.conn, from)?);
-    let to_tube = format!(" to {to}");
-    let task = Task { to: &to_tube, asks: true, tube, ids, states, limit };
+    let task = Task { to: format!(" to {to}"), asks: true, tube, ids, states, limit };
     let put = |conn: &mut Conn, jobs: &[Whole<'_>]| {
         jobs.iter().try_for_each(|(job, body)| {
             let numbers = [job.number("pri"), delay_left(job), job.number("ttr")];

@@ -38,9 +38,9 @@ type Act<'a> = &'a dyn Fn(&mut Ctl, &[Fields]) -> Result<Vec<u64>>;
 
 /// The jobs that a command works on: those with some ids, or those of a tube.
 #[derive(Default)]
-pub struct Task<'t> {
+pub struct Task {
     /// What follows the number of jobs and their tube in a question or a dry run.
-    pub to: &'t str,
+    pub to: String,
     /// Whether it asks before it begins.
     pub asks: bool,
     /// The tube; `None` if only ids select the jobs.
@@ -52,7 +52,7 @@ pub struct Task<'t> {
     pub limit: Option<u64>,
 }
 
-impl Task<'_> {
+impl Task {
     /// Returns the number of jobs that it still has to do at most.
     fn left(&self, ctl: &Ctl) -> u64 {
         self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(ctl.work.done))
