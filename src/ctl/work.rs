@@ -264,8 +264,7 @@ impl Ctl {
         let done = self.work.done.to_string();
         let text = self.either(Fields::of([(&*line, done.clone())]), format!("{line} {done}"));
         let printed = match self.done {
-            _ if self.work.total.is_none() => Ok(()),
-            "" => Ok(()),
+            word if word.is_empty() || self.work.total.is_none() => Ok(()),
             // Stdout has the jobs.
             "exported" => writeln!(io::stderr(), "{text}").or(Ok(())),
             _ => print(text),
