@@ -219,8 +219,7 @@ fn recover(
         poller.notifier.reading(file, poller.now);
         replay.read_file().map_err(failed)?;
     }
-    let recovered = replay.finish(poller.now).map_err(failed)?;
-    let Recovered { jobs, files, used_bytes, .. } = recovered;
+    let Recovered { jobs, files, used_bytes, .. } = replay.finish(poller.now).map_err(failed)?;
     let took_ms = poller.read_clock().since(begun_at).as_nanos() / 1_000_000;
     info!(
         "recovered {jobs} jobs from {files} files with {used_bytes} bytes in use, in {took_ms} ms"

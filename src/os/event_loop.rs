@@ -223,8 +223,7 @@ impl EventLoop {
         self.poller.registry().register(&mut source, token, interest)?;
         // The client of a Unix socket has no address.
         let connected = self.server.connect(socket, client.as_socket());
-        connected.map_err(|_| ErrorKind::OutOfMemory)?;
-        Ok(())
+        connected.map(drop).map_err(|_| ErrorKind::OutOfMemory.into())
     }
 }
 

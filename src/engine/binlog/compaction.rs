@@ -170,8 +170,7 @@ impl Binlog {
         });
         if same.is_none() {
             // A choice takes as long as moving this much.
-            let debt = self.compaction.debt_bytes.saturating_sub(CHOICE_BYTES);
-            self.compaction.debt_bytes = debt;
+            self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(CHOICE_BYTES);
         }
         let file = same.or_else(|| files.next_to_empty(most_live)).map(|index| &files.list[index]);
         self.compaction.emptied = file.map(|file| file.number);
