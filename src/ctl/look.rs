@@ -30,7 +30,7 @@ pub struct Tube {
     /// The time of the last look that saw that jobs were deleted.
     pub deleted_at: Option<Nanos>,
     /// Jobs put and jobs deleted per second since the look before, if there was one.
-    pub rates: [Option<f64>; 2],
+    pub rates: Option<[f64; 2]>,
 }
 
 impl Tube {

@@ -26,11 +26,11 @@ fn look_again(ctl: &mut Ctl, before: &[Tube], deleted_at: Option<Nanos>) -> Resu
         #[expect(clippy::cast_precision_loss, reason = "rates are printed with one digit")]
         let rate = |key: &str| {
             let count = tube.stats.number(key).saturating_sub(before.stats.number(key));
-            Some(count as f64 * 1e9 / nanos as f64)
+            count as f64 * 1e9 / nanos as f64
         };
-        tube.rates = ["total-jobs", "cmd-delete"].map(rate);
-        let has_deleted = tube.rates[1] > Some(0.0);
-        tube.deleted_at = if has_deleted { Some(now) } else { before.deleted_at };
+        let [puts, deletes] = ["total-jobs", "cmd-delete"].map(rate);
+        tube.rates = Some([puts, deletes]);
+        tube.deleted_at = if deletes > 0.0 { Some(now) } else { before.deleted_at };
     }
     tubes.sort_by_cached_key(|tube| Reverse(tube.problems().first().map(|problem| problem.level)));
     Ok(tubes)
@@ -66,8 +66,8 @@ fn show(ctl: &Ctl, tubes: &[Tube], most: usize, is_top: bool) -> Result {
         if tube.jobs("ready") == 0 {
             texts.push(("oldest", "-".into()));
         }
-        for (key, rate) in ["in", "out"].into_iter().zip(tube.rates).filter(|_| is_top) {
-            let rate = rate.map(|rate| format!("{rate:.1}"));
+        for (index, key) in ["in", "out"].into_iter().enumerate().filter(|_| is_top) {
+            let rate = tube.rates.map(|rates| format!("{:.1}", rates[index]));
             texts.push((key, rate.clone().unwrap_or("-".into())));
             row.push(key, rate.unwrap_or("null".into()));
         }
