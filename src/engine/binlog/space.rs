@@ -75,9 +75,9 @@ const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 impl Binlog {
     // ---- The first space ----
 
-    /// Takes over the files that replay has read: each is truncated to its records and synced. None of them is the
-    /// current one yet.
-    fn open_files(&mut self) {
+    /// Takes over the files that replay has read: each is truncated to its records and synced. The newest ones are
+    /// removed as long as they have no record, to use their space again. None of them is the current one yet.
+    fn open_files(&mut self) -> io::Result<()> {
         // The server before may have been killed after a change of names, and files that it has removed may still
         // take space.
         self.sync.has_new_names = true;
@@ -95,6 +95,11 @@ impl Binlog {
         }
         self.files.recount();
         self.choose_file_size();
+        self.files.number_before = self.files.last_number();
+        while self.files.list.back().is_some_and(File::is_unused) {
+            self.remove_newest()?;
+        }
+        Ok(())
     }
 
     /// Creates the first file of this start, and more for the deletes of all jobs. When there is
@@ -102,8 +107,7 @@ impl Binlog {
     /// needs no more space than the server had when it ended. A limit that is lower than at an earlier start
     /// is exceeded, so that deletes work.
     pub(super) fn begin_files(&mut self) -> io::Result<()> {
-        self.open_files();
-        self.remove_unused()?;
+        self.open_files()?;
         let records = self.files.delete_records();
         let mut may_reopen = true;
         while !self.files.has_current() || self.room() < records {
@@ -156,15 +160,6 @@ impl Binlog {
             );
         }
         self.sync();
-        Ok(())
-    }
-
-    /// Removes the newest files as long as they have no record, to use their space again.
-    fn remove_unused(&mut self) -> io::Result<()> {
-        self.files.number_before = self.files.last_number();
-        while self.files.list.back().is_some_and(File::is_unused) {
-            self.remove_newest()?;
-        }
         Ok(())
     }
 
