@@ -7,6 +7,7 @@ use super::{COMMANDS, Command, Ctl, EXIT_USAGE, Result, print};
 use crate::engine::text::is_tube_name;
 use crate::engine::time::Nanos;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
+use crate::options::DEFAULT_PORT;
 use crate::os::failure::Failure;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -23,8 +24,7 @@ const OPTIONS: &str = "\
 -h --help: print this help
 -v --version: print the version";
 
-const DEFAULT_SERVER: &str = "127.0.0.1:11300";
-const DEFAULT_PORT: &str = "11300";
+const DEFAULT_SERVER: &str = "127.0.0.1";
 
 /// What is expected of a time.
 pub const A_TIME: &str = "a time, such as 90, 90s, 15m, 2h or 1d";
