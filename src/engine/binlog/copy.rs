@@ -22,7 +22,28 @@ pub fn copy(
     mut settle: impl FnMut(&mut dyn Disk) -> io::Result<()>,
 ) -> Result<(), BinlogError> {
     for &(number, used) in files {
-        copy_file(from, to, number, used, &mut settle)?;
+        let read_failed = |error| BinlogError::of_read(number, error);
+        let what = format!("cannot write binlog.{number}");
+        let write_failed = |error| BinlogError::new(Step::Write, &what, error);
+        to.create(number, used).map_err(write_failed)?;
+        let mut piece = vec![0; PIECE_LEN];
+        // The version is written alone, as a server writes it. A file without records has one piece, which is empty:
+        // etcd stores a file with it.
+        let version_len = VERSION_LEN as u64;
+        let pieces = (version_len..used.max(version_len + 1)).step_by(PIECE_LEN);
+        for offset in iter::once(0).chain(pieces) {
+            let most = if offset == 0 { VERSION_LEN } else { PIECE_LEN };
+            let len = usize::try_from(used - offset).map_or(most, |left| left.min(most));
+            let count = from.read(number, offset, &mut piece[..len]).map_err(read_failed)?;
+            if count < len && offset > 0 {
+                return Err(read_failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            to.write(number, offset, &piece[..len]).map_err(write_failed)?;
+            settle(to).map_err(write_failed)?;
+        }
+        to.begin_sync(&[number], true, false);
+        to.close(number);
+        to.finished_sync(true).unwrap_or(Ok(()))?;
     }
     Ok(())
 }
@@ -60,35 +81,4 @@ pub fn measure(disk: &mut dyn Disk) -> Result<Vec<(FileNumber, u64)>, BinlogErro
     }
     while files.pop_if(|&mut (_, used)| used == VERSION_LEN as u64).is_some() {}
     Ok(files)
-}
-
-fn copy_file(
-    from: &mut dyn Disk,
-    to: &mut dyn Disk,
-    number: FileNumber,
-    used: u64,
-    settle: &mut impl FnMut(&mut dyn Disk) -> io::Result<()>,
-) -> Result<(), BinlogError> {
-    let read_failed = |error| BinlogError::of_read(number, error);
-    let what = format!("cannot write binlog.{number}");
-    let write_failed = |error| BinlogError::new(Step::Write, &what, error);
-    to.create(number, used).map_err(write_failed)?;
-    let mut piece = vec![0; PIECE_LEN];
-    // The version is written alone, as a server writes it. A file without records has one piece, which is empty:
-    // etcd stores a file with it.
-    let version_len = VERSION_LEN as u64;
-    let pieces = (version_len..used.max(version_len + 1)).step_by(PIECE_LEN);
-    for offset in iter::once(0).chain(pieces) {
-        let most = if offset == 0 { VERSION_LEN } else { PIECE_LEN };
-        let len = usize::try_from(used - offset).map_or(most, |left| left.min(most));
-        let count = from.read(number, offset, &mut piece[..len]).map_err(read_failed)?;
-        if count < len && offset > 0 {
-            return Err(read_failed(io::ErrorKind::UnexpectedEof.into()));
-        }
-        to.write(number, offset, &piece[..len]).map_err(write_failed)?;
-        settle(to).map_err(write_failed)?;
-    }
-    to.begin_sync(&[number], true, false);
-    to.close(number);
-    to.finished_sync(true).unwrap_or(Ok(()))
 }
