@@ -159,8 +159,8 @@ impl EventLoop {
         let Some(metrics) = &mut poller.metrics else { return };
         if metrics.next_due() <= poller.now {
             measurements.update(server, poller.now);
-            metrics.turn(ServerState::Serving(server, measurements), poller.now);
-            metrics.turn_by(measurements.next_due());
+            let next = measurements.next_due();
+            metrics.turn(ServerState::Serving(server, measurements), poller.now, next);
         }
         measurements.iterations.count(poller.read_clock().since(self.iteration_at));
     }

@@ -79,23 +79,19 @@ impl MetricsServer {
         true
     }
 
-    /// Serves each connection without waiting, and makes at most one slice of an answer.
-    pub fn turn(&mut self, state: ServerState<'_>, now: Nanos) {
+    /// Serves each connection without waiting, and makes at most one slice of an answer. The next turn is due at
+    /// `next` at the latest.
+    pub fn turn(&mut self, state: ServerState<'_>, now: Nanos, next: Nanos) {
         self.accept(state, now);
         self.serve(|(_, conn)| conn.serve(state, now));
         self.make_slice(state, now);
         self.reserve_fds();
-        self.due = self.due_after_turn();
+        self.due = self.due_after_turn().min(next);
     }
 
     /// Returns when [`MetricsServer::turn`] has something to do.
     pub fn next_due(&self) -> Nanos {
         self.due
-    }
-
-    /// Makes a turn due at this moment at the latest.
-    pub fn turn_by(&mut self, due: Nanos) {
-        self.due = self.due.min(due);
     }
 
     fn due_after_turn(&self) -> Nanos {

@@ -158,7 +158,7 @@ impl Poller {
         let timeout = self.timeout(due);
         self.wait(timeout, |_| {}).map_err(cannot_wait)?;
         if let Some(metrics) = &mut self.metrics {
-            metrics.turn(state, self.now);
+            metrics.turn(state, self.now, Nanos::NEVER);
         }
         if self.stop.is_some() {
             self.notifier.stopping();

@@ -876,7 +876,7 @@ impl HttpSockets {
         let mut events = mio::Events::with_capacity(1024);
         self.poll.poll(&mut events, Some(Duration::ZERO)).expect("it can poll");
         events.iter().for_each(|event| assert!(self.server.on_event(event)));
-        self.server.turn(Subject::Serving(driver).state(), driver.now);
+        self.server.turn(Subject::Serving(driver).state(), driver.now, Nanos::NEVER);
     }
 
     pub fn next_due(&self) -> Nanos {
