@@ -51,9 +51,9 @@ pub struct ServerFacts {
     /// Whether etcd has not acknowledged a change for more than a second.
     pub is_stalled: bool,
     /// The number of connections.
-    pub connections: u64,
+    pub connections: usize,
     /// The limit of connections, if there is one.
-    pub max_connections: Option<u64>,
+    pub max_connections: Option<usize>,
     /// The memory of jobs, in bytes.
     pub memory: u64,
     /// The limit of that memory, if there is one.

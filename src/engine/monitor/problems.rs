@@ -46,8 +46,8 @@ impl Problems {
         let facts = ServerFacts {
             is_binlog_full: view.queue.binlog.as_ref().is_some_and(Binlog::refuses_puts),
             is_stalled: view.server.is_stalled(),
-            connections: view.server.connections as u64,
-            max_connections: view.server.process.max_connections.map(|max| max as u64),
+            connections: view.server.connections,
+            max_connections: view.server.process.max_connections,
             memory: view.queue.job_bytes(),
             max_memory: view.server.queue.settings.max_memory(),
             is_accept_failing: view.server.is_accept_failing,
