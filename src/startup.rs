@@ -86,13 +86,12 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     }
     let signals = Signals::take().map_err(Failure::of_system("block signals"))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
-    let open_early = |at| listen::open_early(at, user);
     let early = if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
         check_sockets(etcd, options, !inherited.is_empty())?;
-        open_early(&options.listen)?;
+        listen::open_early(&options.listen)?;
         Some(Vec::new())
     } else if inherited.is_empty() {
-        open_early(&options.listen)?
+        listen::open_early(&options.listen)?
     } else {
         let is_there = |listener| listen::is_at(listener, &options.listen);
         if options.names_address && !inherited.iter().any(is_there) {
@@ -100,7 +99,7 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
         }
         Some(inherited)
     };
-    let early_metrics = options.metrics.as_ref().map(open_early).transpose()?;
+    let early_metrics = options.metrics.as_ref().map(listen::open_early).transpose()?;
     let directory = match &options.binlog {
         Some(BinlogPlace::Directory(path)) => Some(lock(path, options, user)?),
         Some(BinlogPlace::Etcd(_)) | None => None,

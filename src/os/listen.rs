@@ -59,15 +59,12 @@ pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Fa
 
 /// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
 /// opened once the binlog is locked.
-pub fn open_early(
-    address: &Address,
-    user: Option<Identity>,
-) -> Result<Option<Vec<Socket>>, Failure> {
+pub fn open_early(address: &Address) -> Result<Option<Vec<Socket>>, Failure> {
     match address {
         Address::Unix { path, .. } => {
             has_stale_socket(path).map(|_| None).map_err(Failure::of_listening)
         }
-        Address::Tcp { .. } => open(address, user).map(Some),
+        Address::Tcp { .. } => open(address, None).map(Some),
     }
 }
 
