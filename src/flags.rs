@@ -104,13 +104,10 @@ pub const A_SIZE: &str = "a size, such as 65535, 64K or 1M";
 
 /// Returns the number of bytes that `text` is, or of KiB, MiB or GiB with a suffix.
 pub fn size(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().split_last()? {
-        (b'K', digits) => (digits, 10),
-        (b'M', digits) => (digits, 20),
-        (b'G', digits) => (digits, 30),
-        _ => (text.as_bytes(), 0),
-    };
-    number::<u64>(str::from_utf8(digits).ok()?)?.checked_mul(1 << shift)
+    let units = [('K', 10), ('M', 20), ('G', 30)];
+    let with_unit = |(unit, shift)| text.strip_suffix(unit).map(|text| (text, shift));
+    let (digits, shift) = units.into_iter().find_map(with_unit).unwrap_or((text, 0));
+    number::<u64>(digits)?.checked_mul(1 << shift)
 }
 
 /// Returns the number that `text` is: digits, without a sign.
