@@ -1,7 +1,7 @@
 //! Damaged files: flipped bits, torn tails and records inside bodies cost at most what they hit.
 //! `fuzz_smoke` starts the server on any bytes.
 
-use crate::harness::driver::{Nanos, Options, START};
+use crate::harness::driver::{Nanos, Options, START, damage};
 use crate::harness::fake_disk::{FakeDisk, Files};
 use crate::harness::instance::Instance;
 use crate::harness::record::{FILE_HEAD_LEN, READY, Record, VERSION_7};
@@ -239,6 +239,18 @@ fn a_record_of_c_with_a_wrong_length_loses_no_other_record() {
                 .expect(format!("peek {id}\r\n"), &format!("FOUND {id} {}\r\n{body}", text.len()));
         }
     }
+}
+
+/// Its id is that of no job.
+#[test]
+fn a_damaged_record_of_a_key_is_not_reported_as_that_of_a_job() {
+    let (disk, mut server) = start(OPTIONS);
+    server.expect("put 0 0 9 1 idp:key\r\nx\r\n", "INSERTED 1\r\n");
+    let mut files = disk.live_files();
+    files.get_mut("binlog.1").unwrap()[FILE_HEAD_LEN + 20] ^= 1;
+    let report = damage(&mut FakeDisk::with_files(&files)).expect("a record is damaged");
+    let line = report.lines().find(|line| line.contains("damage at")).unwrap();
+    assert!(line.ends_with("(84 bytes)"), "{report}");
 }
 
 /// The bodies are the deletes of all other jobs in another server's file.

@@ -16,7 +16,8 @@ use super::error::{BinlogError, Step};
 use super::history::{Event, Flushes, History};
 use super::reader::{Damage, Record};
 use super::record::{
-    self, Content, FILE_HEAD_LEN, Fields, JobState, KeyRecord, Layout, Mark, SHORT_LEN, VERSION_LEN,
+    self, Content, FILE_HEAD_LEN, Fields, GAP_ID, JobState, KeyRecord, Layout, Mark, SHORT_LEN,
+    VERSION_LEN,
 };
 use crate::engine::digest::{Con, Digest};
 use crate::engine::text::{CR_LF, CountOf, JsonText};
@@ -184,7 +185,9 @@ impl Survey {
                 return self.apply(record, key.map(|(_, key)| key));
             }
             Event::Damage(number, Damage { offset, len, cause, id, .. }) => {
-                let job = id.map_or(String::new(), |id| format!(", job {id}"));
+                // The record of a flush, a key or a gap has an id that no job has.
+                let job = id.filter(|&id| id < GAP_ID);
+                let job = job.map_or(String::new(), |id| format!(", job {id}"));
                 let line = format!("  damage at {offset}: {cause} ({len} bytes{job})");
                 self.findings.insert(Place::Damage(number, offset), line);
             }

@@ -19,8 +19,8 @@ use crate::engine::binlog::files::{File, Files, SHORT};
 use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::reader::{Damage, Record};
 use crate::engine::binlog::record::{
-    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, JobState, KEY_ID, KeyRecord,
-    Mark,
+    self, Content, Decision, FLUSH_ALL_ID, FLUSH_BURIED_ID, Fields, GAP_ID, JobState, KEY_ID,
+    KeyRecord, Mark,
 };
 use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
@@ -249,6 +249,9 @@ impl ReplayState<'_> {
             }
             Some(KEY_ID) => {
                 "; it was the key of a job: another job with this key may be put".to_owned()
+            }
+            Some(GAP_ID) => {
+                "; it was the record of files that were removed: they are taken for lost".to_owned()
             }
             Some(id) if self.queue.jobs.find(id).is_some() => {
                 format!("; keeping job {id} as it was before")
