@@ -28,6 +28,8 @@ pub struct Acceptor {
     /// The name of the connections in the log.
     what: &'static str,
     listeners: Vec<ReadyListener>,
+    /// The number of listeners that are ready.
+    ready: usize,
     /// The token of the first listener; the next ones have the tokens below it.
     first_token: usize,
     max_connections: usize,
@@ -74,6 +76,7 @@ impl Acceptor {
         Ok(Acceptor {
             what,
             listeners: listeners.into_iter().map(ready).collect(),
+            ready: 0,
             first_token,
             max_connections,
             next_listener: 0,
@@ -88,7 +91,7 @@ impl Acceptor {
     pub fn on_event(&mut self, Token(token): Token) -> bool {
         let index = self.first_token.wrapping_sub(token);
         let Some(listener) = self.listeners.get_mut(index) else { return false };
-        listener.is_ready = true;
+        self.ready += usize::from(!std::mem::replace(&mut listener.is_ready, true));
         if self.retry_at == Nanos::NEVER {
             // Another connection waits at the limit.
             self.on_close();
@@ -104,8 +107,7 @@ impl Acceptor {
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
     pub fn next_due(&self) -> Nanos {
-        let is_ready = self.listeners.iter().any(|it| it.is_ready);
-        if is_ready { self.retry_at } else { Nanos::NEVER }
+        if self.ready == 0 { Nanos::NEVER } else { self.retry_at }
     }
 
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
@@ -134,6 +136,7 @@ impl Acceptor {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 *is_ready = false;
+                self.ready -= 1;
                 Ok(None)
             }
             Err(error) if concerns_one_client(&error) && self.failures < MAX_FAILURES => {
