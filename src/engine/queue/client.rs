@@ -130,18 +130,18 @@ impl Queue {
 
     /// Detaches a job that no other connection holds.
     pub(super) fn take(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
-        if let Some(index) = client.index_of(&self.jobs[key]) {
-            self.give_up(client, index, end);
-        }
+        self.give_up(client, key, end);
         self.detach(key);
     }
 
-    /// Removes the job at this index from those that the connection holds, and leaves it in its state. `end` is
+    /// Removes a job from those that the connection holds, if it is one of them, and leaves it in its state. `end` is
     /// counted, if the reservation has begun.
-    pub(super) fn give_up(&mut self, client: &mut Client, index: u32, end: Option<End>) {
-        let ReservedEntry { job, reserved_at, .. } = client.held.remove(index, &mut self.jobs);
+    pub(super) fn give_up(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
+        let Some(index) = client.index_of(&self.jobs[key]) else { return };
+        let entry = client.held.remove(index, &mut self.jobs);
+        assert_eq!(entry.job, key, "the heap index of a job belongs to another job");
         if let Some(end) = end {
-            self.count_end(job, reserved_at, end);
+            self.count_end(key, entry.reserved_at, end);
         }
     }
 
@@ -149,6 +149,7 @@ impl Queue {
     pub(super) fn set_deadline(&mut self, client: &mut Client, key: JobKey, deadline: Nanos) {
         let index = client.index_of(&self.jobs[key]).expect("the connection holds the job");
         let entry = ReservedEntry { deadline, ..client.held[index as usize] };
+        assert_eq!(entry.job, key, "the index of a reserved job belongs to another job");
         self.jobs[key].due = deadline;
         client.held.replace(index, entry, &mut self.jobs);
     }

@@ -246,8 +246,7 @@ impl Queue {
     /// Frees a flushed job that a connection holds.
     pub(super) fn free_held(&mut self, client: &mut Client, key: JobKey) {
         let Job { tube, epoch, .. } = self.jobs[key];
-        let index = client.index_of(&self.jobs[key]).expect("the connection holds the job");
-        self.give_up(client, index, Some(End::Delete));
+        self.give_up(client, key, Some(End::Delete));
         let mut pending = self.flushes.iter_mut();
         let flush = pending
             .find(|flush| flush.jobs.reserved > 0 && (flush.tube, flush.epoch) == (tube, epoch));
