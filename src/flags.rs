@@ -104,10 +104,14 @@ pub const A_SIZE: &str = "a size, such as 65535, 64K or 1M";
 
 /// Returns the number of bytes that `text` is, or of KiB, MiB or GiB with a suffix.
 pub fn size(text: &str) -> Option<u64> {
-    let units = [('K', 10), ('M', 20), ('G', 30)];
-    let with_unit = |(unit, shift)| text.strip_suffix(unit).map(|text| (text, shift));
-    let (digits, shift) = units.into_iter().find_map(with_unit).unwrap_or((text, 0));
-    number::<u64>(digits)?.checked_mul(1 << shift)
+    let (digits, bytes) = split_unit(text, &[('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30)]);
+    number::<u64>(digits)?.checked_mul(bytes.into())
+}
+
+/// Returns what stands before the unit at the end of `text`, and what the unit stands for: 1 without one.
+pub fn split_unit<'t>(text: &'t str, units: &[(char, u32)]) -> (&'t str, u32) {
+    let with_unit = |&(unit, number)| Some((text.strip_suffix(unit)?, number));
+    units.iter().find_map(with_unit).unwrap_or((text, 1))
 }
 
 /// Returns the number that `text` is: digits, without a sign.

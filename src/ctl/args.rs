@@ -189,8 +189,7 @@ pub fn id(text: &str) -> Result<u64> {
 /// the longest of the protocol.
 pub fn seconds(text: &str) -> Option<u32> {
     let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
-    let with_unit = |(unit, secs)| text.strip_suffix(unit).map(|text| (text, secs));
-    let (digits, secs) = units.into_iter().find_map(with_unit).unwrap_or((text, 1));
+    let (digits, secs) = flags::split_unit(text, &units);
     is_digits(digits).then(|| number(digits).unwrap_or(u32::MAX).saturating_mul(secs))
 }
 
