@@ -108,17 +108,25 @@ fn the_ttrs_of_a_batch_begin_with_its_reply() {
         let puts = "put 0 0 1 0\r\n\r\n".repeat(7);
         if waits {
             driver.ask(worker, "reserve-batch 7 9\r\n");
-            driver.ask(producer, &puts);
+            driver.receive(producer, &puts);
         } else {
             driver.ask(producer, &puts);
             driver.receive(worker, "reserve-batch 7\r\n");
         }
+        let mut reply = String::new();
         for _ in 0..6 {
             driver.iterate();
+            reply = driver.take_text(worker);
+            if !reply.is_empty() {
+                break;
+            }
             driver.now = driver.now + Nanos::from_secs(2);
         }
-        let reply = driver.take_text(worker);
         assert!(reply.starts_with("RESERVED_BATCH 7\r\nRESERVED 1 0\r\n"), "{reply}");
+        for id in 1..8 {
+            let stats = driver.ask(producer, format!("stats-job {id}\r\n"));
+            assert!(stats.contains("\nreserves: 1\ntimeouts: 0\n"), "{stats}");
+        }
         driver.check();
     }
 }

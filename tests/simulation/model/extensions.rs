@@ -185,6 +185,7 @@ impl Model {
         let mut ids: Vec<u64> = first.into_iter().chain(taken).collect();
         ids.retain(|id| self.has_reserved(call.by, *id));
         let ids = self.reserve_more(call.by, ids, count, call.now);
+        // The TTRs begin with the reply.
         for &id in &ids {
             let ttr = u64::from(self.job(id).ttr) * SECOND;
             self.set_deadline(id, call.now + ttr);
@@ -192,7 +193,7 @@ impl Model {
         self.reply_batch(call.by, &ids);
     }
 
-    /// The TTR of a job begins with the reply to the batch that has it.
+    /// Sets the deadline of a job, if it is reserved.
     pub(super) fn set_deadline(&mut self, id: u64, to: u64) {
         if let State::Reserved { deadline, .. } = &mut self.job(id).state {
             *deadline = to;

@@ -35,11 +35,8 @@ impl Model {
             if let Some(reply) = &mut self.client(number).bodies {
                 reply.reserved.push(id);
             }
-            let holds_replies = self.holds_replies;
-            if let State::Reserved { deadline, .. } = &mut self.job(id).state
-                && holds_replies
-            {
-                *deadline = NO_DEADLINE;
+            if self.holds_replies {
+                self.set_deadline(id, NO_DEADLINE);
             }
         }
         self.reply(number, &format!("{word} {id} {}", body.len()));
