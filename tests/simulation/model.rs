@@ -608,6 +608,8 @@ impl Model {
             let may_begin = (*at + ttr - 1000..=last + ttr).contains(&found);
             if may_begin && (*known == NO_DEADLINE || found > *known) {
                 *known = found;
+                // The server's time of commands is not before this: each step takes a nanosecond.
+                self.last_command_at = self.last_command_at.max(found - ttr);
             } else if *known == NO_DEADLINE && found != NO_DEADLINE {
                 return Err(format!("the TTR of job {} has begun at another time", job.id));
             } else if found == NO_DEADLINE && is_read && is_sent(*by) {
