@@ -259,7 +259,7 @@ impl Simulation {
         self.compare_facts()
     }
 
-    /// Lets replies wait whose bodies the disk reads.
+    /// Lets replies wait whose bodies are read.
     fn wait_for_bodies(&mut self) {
         if self.reads_late() {
             let Simulation { model, driver, sockets, .. } = self;
@@ -267,15 +267,16 @@ impl Simulation {
         }
     }
 
-    /// Lets the model make the replies whose bodies the disk has read.
+    /// Lets the model make the replies whose bodies were read.
     fn end_reads(&mut self) {
         let Simulation { model, driver, sockets, .. } = self;
         let now = driver.now.as_nanos();
         model.end_reads(|client| driver.made(sockets[&client].client), now);
     }
 
+    /// Returns whether a reply may wait for its bodies: for the disk, or because its iteration has no work left.
     fn reads_late(&self) -> bool {
-        self.setup.has_threads
+        self.setup.body_cache.is_some()
     }
 
     /// Ends the lists of tubes that the engine has sent.
