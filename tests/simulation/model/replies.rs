@@ -63,6 +63,7 @@ impl Model {
         let id = it.ids[0];
         let Some(job) = self.find(id) else { return self.reply(call.by, "NOT_FOUND") };
         let file = if self.has_binlog { call.seen_value("file") } else { 0 };
+        let job = self.as_touched(job, call.now, || call.seen_value("time-left"));
         let text = job.document(call.now, file, |key| call.seen_value(key));
         self.reply_document(call, &text);
     }
@@ -70,14 +71,16 @@ impl Model {
     pub(super) fn reply_jobs(&mut self, call: &Call<'_>, ids: &[u64], next: u64) {
         let mut text = format!("---\nnext: {next}\n");
         text += if ids.is_empty() { "jobs: []\n" } else { "jobs:\n" };
-        for job in ids.iter().filter_map(|id| self.find(*id)) {
-            let shown_left = || call.seen_in_list(job.id, "time-left");
+        for &id in ids {
+            let Some(job) = self.find(id) else { continue };
+            let shown_left = || call.seen_in_list(id, "time-left");
+            let job = &self.as_touched(job, call.now, shown_left);
             let (state, time_left) = job.shown_state(call.now, shown_left);
-            let Job { id, pri, delay, ttr, .. } = job;
-            let age = shown_age(job, call.now, || call.seen_in_list(*id, "age"));
+            let Job { pri, delay, ttr, .. } = job;
+            let age = shown_age(job, call.now, || call.seen_in_list(id, "age"));
             let holder = match job.state {
                 State::Reserved { by, at, .. } => {
-                    let held = shown_secs(at, call.now, || call.seen_in_list(*id, "held"));
+                    let held = shown_secs(at, call.now, || call.seen_in_list(id, "held"));
                     format!(", client: {}, held: {held}", self.client_id(by))
                 }
                 _ => String::new(),
@@ -91,6 +94,20 @@ impl Model {
             );
         }
         self.reply_document(call, &text);
+    }
+
+    /// Returns the job as it is for other clients. In the middle of a `touch-all` its TTR may have begun again: the
+    /// server has then `shown` that all of it is left.
+    fn as_touched(&self, job: &Job, now: u64, shown: impl Fn() -> u64) -> Job {
+        let mut job = job.clone();
+        let ttr = u64::from(job.ttr);
+        if let State::Reserved { by, deadline, .. } = &mut job.state
+            && self.is_touching_all(*by)
+            && shown() + 1 >= ttr
+        {
+            *deadline = now + ttr * SECOND;
+        }
+        job
     }
 
     pub(super) fn reply_clients(

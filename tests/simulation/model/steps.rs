@@ -156,8 +156,16 @@ impl Model {
     }
 
     pub fn is_listing(&self, number: ClientNumber) -> bool {
+        self.is_in_step_of(number, "list-tubes")
+    }
+
+    pub(super) fn is_touching_all(&self, number: ClientNumber) -> bool {
+        self.is_in_step_of(number, "touch-all")
+    }
+
+    fn is_in_step_of(&self, number: ClientNumber, word: &str) -> bool {
         let step = self.clients.get(&number).and_then(|client| client.step.as_ref());
-        step.is_some_and(|step| step.command.word == "list-tubes")
+        step.is_some_and(|step| step.command.word == word)
     }
 
     pub fn is_in_step(&self, number: ClientNumber) -> bool {
