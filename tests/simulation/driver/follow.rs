@@ -117,9 +117,9 @@ impl Simulation {
 
     /// Lets the model do what was due. What is due at once may be done in any order: the replies
     /// must be those of one of them.
-    pub(super) fn follow_tick(&mut self) -> Result<(), Failure> {
-        // With a body cache the server looks in each iteration at what is due, and not before the commands that ran.
-        let ran_at = self.setup.body_cache.map_or(0, |_| self.model.last_command_at);
+    pub(super) fn follow_tick(&mut self, has_tick: bool) -> Result<(), Failure> {
+        // A tick is not before the commands that ran.
+        let ran_at = if has_tick { self.model.last_command_at } else { 0 };
         let now = self.now().max(ran_at);
         let last_seq = self.model.last_seq;
         self.end_reads();
