@@ -444,6 +444,8 @@ impl Simulation {
     /// Commits, and sends replies.
     fn end_iteration(&mut self) -> Result<(), Failure> {
         self.begin_iteration()?;
+        // A command may have congested the disk, so that the clients behind it wait.
+        let was_congested = self.is_congested || self.driver.is_congested();
         if let Err(failure) = self.driver.commit() {
             let crash = self.crash_to_come.take();
             return self
@@ -460,7 +462,7 @@ impl Simulation {
         self.note_commit()?;
         let sent = self.driver.send();
         self.follow_sent(&sent)?;
-        self.check_clients()
+        self.check_clients(was_congested)
     }
 
     fn note_commit(&mut self) -> Result<(), Failure> {

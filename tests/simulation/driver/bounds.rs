@@ -24,7 +24,8 @@ const MAX_ITERATIONS_LEFT_OUT: usize = 3;
 
 impl Simulation {
     /// Checks that each client got its share of the iteration.
-    pub(super) fn check_clients(&mut self) -> Result<(), Failure> {
+    /// Clients may be left out in an iteration that `was_congested`.
+    pub(super) fn check_clients(&mut self, was_congested: bool) -> Result<(), Failure> {
         let syncs_always = self.setup.has_binlog() && self.setup.sync_within == Some(0);
         let max_commands = if syncs_always { MAX_COMMANDS_BEFORE_SYNC } else { MAX_COMMANDS };
         for (&client, socket) in &mut self.sockets {
@@ -41,7 +42,7 @@ impl Simulation {
             let can_read = self.model.is_free(client) && self.driver.unread(socket.client) > 0;
             let has_progress = std::mem::take(&mut socket.has_progress);
             let has_work = self.model.can_run(client) || can_read;
-            let is_left_out = !has_progress && has_work && !self.is_congested;
+            let is_left_out = !has_progress && has_work && !was_congested;
             let iterations = if is_left_out { socket.iterations_left_out + 1 } else { 0 };
             socket.iterations_left_out = iterations;
             if iterations > MAX_ITERATIONS_LEFT_OUT {
