@@ -1041,6 +1041,25 @@ fn rule_11_a_reader_ends_next_to_a_server_whose_files_live_for_moments() {
 }
 
 #[test]
+fn rule_11_a_reader_gives_up_beside_a_server_that_writes_faster_than_it_reads() {
+    let mut cluster = single();
+    for _ in 0..100 {
+        cluster.store(0, b"record");
+    }
+    cluster.world().ms_for_each_value = 30;
+    cluster.start_reader();
+    for _ in 0..60_000 {
+        cluster.put(0, b"more");
+        cluster.step(5);
+        if let Some(read) = cluster.server(1).dumped() {
+            let error = read.expect_err("it has read all").to_string();
+            return assert_eq!(error, "the server writes faster than this program reads");
+        }
+    }
+    panic!("it has no end");
+}
+
+#[test]
 fn rule_11_a_server_stands_by_while_a_binlog_is_imported() {
     let mut cluster = Cluster::new(1, TTL_SECS);
     let lease = lead_as_another_program(&cluster, "an import");

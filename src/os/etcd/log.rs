@@ -54,6 +54,8 @@ const PAGE_BYTES: usize = 4 * 1024 * 1024;
 const LONGEST_PAGE_LEN: i64 = 512;
 /// A program that only reads asks at least this many times, for shorter and shorter pages.
 const LEAST_TRIES: usize = 8;
+/// A program that only reads gives up when it has read as many chunks that are new as there were, and this many.
+const MOST_NEW: ChunkNumber = 4096;
 /// At most this many chunks are deleted at once, which takes etcd a few milliseconds.
 const GARBAGE_STEP: u64 = 256;
 /// At most this many chunks are copied at once: etcd allows 128 changes in a transaction.
@@ -105,7 +107,8 @@ impl Log {
     ///
     /// Another server may write meanwhile. Chunks do not change, and their numbers ascend. So those of a file that
     /// is there at the end were there when their page was read, and what was read of other files is dropped.
-    /// This has an end, because a page has many chunks, and a server writes them one by one.
+    /// This has an end, because a page has many chunks, and a server writes them one by one. Over a slow link a program
+    /// that only reads gives up.
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
         let (keys, one) = (&self.member.keys, GetOptions::new().with_limit(1));
@@ -172,6 +175,8 @@ impl Log {
     /// are there at its moment.
     async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks, Failure> {
         let (mut chunks, mut next, mut limit) = (Chunks::new(), 0, 64);
+        let leads = self.member.shared.state().has_won;
+        let most = self.noted.0 + self.noted.0.saturating_sub(self.lowest) + MOST_NEW;
         loop {
             let mut files = self.files.iter();
             let file = files.find(|(number, it)| it.end > next && !self.cache.contains_key(number));
@@ -198,6 +203,12 @@ impl Log {
             if is_last {
                 return Ok(chunks);
             }
+            if next > most && !leads {
+                let text = "the server writes faster than this program reads".to_owned();
+                return Err(Failure { kind: Kind::Passing, text });
+            }
+            let oldest = self.files.values().next().map_or(next, |file| file.first);
+            chunks = chunks.split_off(&oldest);
             limit = if len > PAGE_BYTES { limit / 2 } else { limit * 2 };
             limit = limit.clamp(1, LONGEST_PAGE_LEN);
         }
