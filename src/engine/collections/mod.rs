@@ -12,7 +12,6 @@
 //! | [`list`] | a linked list with its links inside the entries |
 //! | [`heap`] | a heap with removal by index |
 //! | [`tree`] | a sorted tree with its links inside the entries |
-//! | [`ordered`] | entries by rank: a run of those that came in order, and a heap |
 //! | [`timers`] | timers, in a heap |
 //! | [`histogram`] | counts of durations by bound |
 
@@ -20,7 +19,6 @@ pub mod chains;
 pub mod heap;
 pub mod histogram;
 pub mod list;
-pub mod ordered;
 pub mod slab;
 pub mod timers;
 pub mod tree;

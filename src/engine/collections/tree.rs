@@ -15,7 +15,7 @@
 //!           5 (20)   9 (40)
 //! ```
 //!
-//! The tree owns its root, its first key and its length, 12 bytes.
+//! The tree owns its root and its length, 8 bytes.
 
 use super::list::{Linked, Links, some};
 use crate::engine::keys::NIL;
@@ -38,7 +38,6 @@ pub trait Order<const LIST: usize = 0> {
 #[derive(Debug)]
 pub struct Tree<O, const LIST: usize = 0> {
     root: u32,
-    first: u32,
     len: u32,
     order: PhantomData<O>,
 }
@@ -53,7 +52,7 @@ enum Place {
 
 impl<O, const LIST: usize> Default for Tree<O, LIST> {
     fn default() -> Tree<O, LIST> {
-        Tree { root: NIL, first: NIL, len: 0, order: PhantomData }
+        Tree { root: NIL, len: 0, order: PhantomData }
     }
 }
 
@@ -64,8 +63,8 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
 
     /// Returns the key of the entry that comes before all others.
     #[inline]
-    pub fn first(&self) -> Option<u32> {
-        some(self.first)
+    pub fn first(&self, store: &O::Store) -> Option<u32> {
+        self.first_from(store, |_| false)
     }
 
     /// Adds the entry `key`, which must be in no list and no tree with these links.
@@ -91,9 +90,6 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
         self.set(before, NIL, store);
         self.set(after, NIL, store);
         self.len += 1;
-        if self.first == NIL || O::precedes(key, self.first, store) {
-            self.first = key;
-        }
     }
 
     /// Removes the entry `key`. Returns `false` if it is not here.
@@ -106,13 +102,6 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
             (place, node) = Self::descend(key, node, store);
         }
         let Links { previous: mut left, next: mut right } = store.links(key);
-        if self.first == key {
-            // It has nothing to its left, and is the root or to the left of its parent.
-            let parent = if let Place::LeftOf(parent) = place { parent } else { NIL };
-            self.first = std::iter::successors(some(right), |&it| some(store.links(it).previous))
-                .last()
-                .unwrap_or(parent);
-        }
         while left != NIL && right != NIL {
             if O::weight(left, store) >= O::weight(right, store) {
                 self.set(place, left, store);
@@ -129,7 +118,7 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
 
     /// Removes and returns the first key.
     pub fn pop_first(&mut self, store: &mut O::Store) -> Option<u32> {
-        let first = self.first()?;
+        let first = self.first(store)?;
         self.remove(first, store);
         Some(first)
     }
@@ -212,26 +201,22 @@ impl<O: Order<LIST>, const LIST: usize> Tree<O, LIST> {
                 assert!(weights.is_sorted(), "{what}: {child}, below {key}, is heavier");
             }
             each(key);
-            if last == NIL {
-                assert_eq!(self.first, key, "{what}: stored and real first entry");
-            }
             (last, count) = (key, count + 1);
         }
         assert_eq!(self.len, count, "{what}: stored length, and entries");
-        assert_eq!(self.first == NIL, count == 0, "{what}: a first entry of {count}");
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::engine::collections::chains::{low_half, mix};
     use std::collections::BTreeSet;
 
     /// The rank and the links of each number.
-    pub type Store = Vec<(u32, Links)>;
+    type Store = Vec<(u32, Links)>;
 
-    pub struct ByNumber;
+    struct ByNumber;
 
     impl Linked for Store {
         fn links(&self, key: u32) -> Links {
@@ -278,7 +263,7 @@ pub(super) mod tests {
                 assert_eq!(tree.pop_first(&mut store), model.pop_first().map(|(_, key)| key));
             }
             assert_eq!(tree.len(), model.len());
-            assert_eq!(tree.first(), model.first().map(|&(_, key)| key));
+            assert_eq!(tree.first(&store), model.first().map(|&(_, key)| key));
             let mut seen = BTreeSet::new();
             tree.check(&store, format_args!("step {step}"), |key| {
                 seen.insert((store[key as usize].0, key));

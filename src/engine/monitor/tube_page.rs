@@ -154,13 +154,13 @@ impl Page for TubePage {
 /// Returns the ids of the first jobs of each state, after the oldest ready one.
 fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_>) -> Vec<u64> {
     let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
-    let id_of = |key| jobs[JobKey::from_number(key)].id;
+    let id_of = |key: JobKey| jobs[key].id;
     let delayed = tube.jobs.delayed.first_keys(FEW, jobs);
     // 0 is the id of no job.
     let mut ids = vec![oldest];
-    ids.extend(tube.jobs.buried.iter(jobs).take(MOST).map(id_of));
+    ids.extend(tube.jobs.buried.iter(jobs).take(MOST).map(JobKey::from_number).map(id_of));
     ids.extend(reserved.ids());
-    let behind = view.queue.ready_behind(key).map(Key::number);
+    let behind = view.queue.ready_behind(key);
     let ready = tube.jobs.ready.first_keys(FEW, jobs).chain(behind).take(FEW);
     ids.extend(ready.chain(delayed).map(id_of));
     ids

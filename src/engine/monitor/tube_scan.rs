@@ -188,9 +188,9 @@ impl Cursor {
             stats.facts.pause_left = pause.until.since(view.now);
         }
         stats.rates = view.measurements.add_recent(key, tube, &mut stats.facts);
-        let (ready_left, waiters_left) = (tube.jobs.ready.heap().len(), tube.waiters.len());
+        let (ready_left, waiters_left) = (tube.jobs.ready.heap.len(), tube.waiters.len());
         let next_of_group = (tube.jobs.behind > 0).then(|| MemberRank::first(key, tube.epoch));
-        let next_in_tree = tube.jobs.ready.tree().first().map(|_| (0, 0));
+        let next_in_tree = (tube.jobs.ready.tree.len() > 0).then_some((0, 0));
         Cursor { tube: key, stats, ready_left, waiters_left, next_in_tree, next_of_group }
     }
 
@@ -198,14 +198,14 @@ impl Cursor {
     /// scan of the tube is complete.
     pub fn advance(&mut self, view: &View<'_>, budget: &mut usize) -> bool {
         let tube = &view.queue.tubes[self.tube];
-        let ready_heap = tube.jobs.ready.heap();
+        let ready_heap = &tube.jobs.ready.heap;
         let part = next_part(&mut self.ready_left, ready_heap.len(), READY_COST, budget);
         // The first job of a run is its oldest.
-        let run = tube.jobs.ready.first_of_run().map(JobKey::from_number);
+        let run = tube.jobs.ready.first_of_run();
         let scanned = ready_heap[part].iter().map(|entry| entry.job).chain(run);
         let rank = |key| view.queue.jobs[JobKey::from_number(key)].rank();
         let mut in_tree = self.next_in_tree.take().into_iter().flat_map(|from| {
-            tube.jobs.ready.tree().iter_from(&view.queue.jobs, move |key| rank(key) < from)
+            tube.jobs.ready.tree.iter_from(&view.queue.jobs, move |key| rank(key) < from)
         });
         let (most, mut of_tree, mut of_group) = (budget.div_ceil(TREE_COST), 0, 0);
         let next_ones = in_tree.by_ref().take(most).inspect(|_| of_tree += 1);

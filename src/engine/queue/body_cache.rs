@@ -20,7 +20,7 @@ use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, Key, Owner, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, Owner, TubeKey};
 use crate::engine::limits::Limits;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
@@ -347,7 +347,6 @@ impl Queue {
     /// Begins to read ahead the bodies of the next jobs of a tube.
     pub fn read_ahead(&mut self, tube: TubeKey) {
         for key in self.tubes[tube].jobs.ready.first_keys(AHEAD, &self.jobs) {
-            let key = JobKey::from_number(key);
             if self.jobs[key].body.is_cold() {
                 let read = self.record_of(key);
                 self.binlog.iter_mut().for_each(|binlog| binlog.disk.will_read(read));

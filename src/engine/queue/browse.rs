@@ -167,13 +167,13 @@ impl SelectionScan {
         let TubeJobs { ready, delayed, buried, .. } = &queue.tubes[self.tube].jobs;
         if self.takes(JobState::Ready) {
             self.add_all(ready.keys(&queue.jobs), queue);
-            self.add_all(queue.ready_behind(self.tube).map(Key::number), queue);
+            self.add_all(queue.ready_behind(self.tube), queue);
         }
         if self.takes(JobState::Delayed) {
             self.add_all(delayed.keys(&queue.jobs), queue);
         }
         if self.takes(JobState::Buried) {
-            self.add_all(buried.iter(&queue.jobs), queue);
+            self.add_all(buried.iter(&queue.jobs).map(JobKey::from_number), queue);
         }
         true
     }
@@ -209,8 +209,8 @@ impl SelectionScan {
         }
     }
 
-    fn add_all(&mut self, keys: impl Iterator<Item = u32>, queue: &Queue) {
-        keys.for_each(|key| self.add(queue.jobs[JobKey::from_number(key)].id));
+    fn add_all(&mut self, keys: impl Iterator<Item = JobKey>, queue: &Queue) {
+        keys.for_each(|key| self.add(queue.jobs[key].id));
     }
 
     /// Adds a matching id if it is among the lowest ones.

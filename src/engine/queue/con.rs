@@ -20,7 +20,7 @@ use super::Queue;
 use super::groups::{Member, MemberPlace, MemberRank};
 use super::job::{Job, State};
 use super::tube::Tube;
-use crate::engine::keys::{JobKey, Key, MemberKey, TubeKey};
+use crate::engine::keys::{JobKey, MemberKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ impl Queue {
     }
 
     fn insert_ready(&mut self, key: JobKey, tube: TubeKey) {
-        self.tubes[tube].jobs.ready.insert(key.number(), &mut self.jobs);
+        self.tubes[tube].jobs.ready.insert(key, &mut self.jobs);
     }
 
     #[cold]
@@ -85,7 +85,7 @@ impl Queue {
     /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
     pub(super) fn remove_ready(&mut self, key: JobKey, tube: TubeKey) {
         match self.member_key(key) {
-            None => self.tubes[tube].jobs.ready.remove(key.number(), &mut self.jobs),
+            None => self.tubes[tube].jobs.ready.remove(key, &mut self.jobs),
             Some(member) => self.remove_member(member),
         }
     }
@@ -112,7 +112,7 @@ impl Queue {
             MemberPlace::Offered => {
                 member.place = MemberPlace::Behind;
                 let tube = &mut self.tubes[member.rank.tube];
-                tube.jobs.ready.remove(member.job.number(), &mut self.jobs);
+                tube.jobs.ready.remove(member.job, &mut self.jobs);
                 tube.jobs.behind += 1;
             }
             MemberPlace::Parked => self.unique.groups.unpark(key),

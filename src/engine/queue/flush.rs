@@ -192,7 +192,7 @@ impl Queue {
             }
             let jobs = &mut self.jobs;
             let job = ready.pop_any(jobs).or_else(|| delayed.pop_any(jobs));
-            match job.or_else(|| buried.pop_front(jobs)).map(JobKey::from_number) {
+            match job.or_else(|| buried.pop_front(jobs).map(JobKey::from_number)) {
                 Some(job) => self.free_flushed_job(job, decision),
                 None if *behind > 0 => {
                     *behind -= 1;

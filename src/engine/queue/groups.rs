@@ -258,8 +258,9 @@ impl Groups {
     /// Returns the parked job that is offered next, if such a group has both: of a few groups the best job.
     pub fn next_to_offer(&mut self) -> Option<MemberKey> {
         let few = self.freed.iter(&self.groups).take(FEW_GROUPS).map(GroupKey::from_number);
-        let first =
-            |group: &GroupKey| self.groups[*group].parked.first().map(MemberKey::from_number);
+        let first = |group: &GroupKey| {
+            self.groups[*group].parked.first(&self.members).map(MemberKey::from_number)
+        };
         let group = few
             .min_by_key(|group| first(group).map(|member| self.members[member].rank.in_group()))?;
         let first = first(&group).filter(|_| !self.groups[group].is_full());
@@ -354,7 +355,7 @@ impl Group {
 
     /// Returns whether it has a free slot and parked jobs.
     fn waits(&self) -> bool {
-        self.parked.first().is_some() && !self.is_full()
+        self.parked.len() > 0 && !self.is_full()
     }
 }
 

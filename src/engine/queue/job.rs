@@ -5,14 +5,12 @@
 
 use super::body::Body;
 use super::counts::JobCounts;
-use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix, mix_blocks};
+use crate::engine::collections::chains::{HashSlab, Hashed, mix_blocks};
 use crate::engine::collections::heap::Entry;
 use crate::engine::collections::list::{Linked, Links};
-use crate::engine::collections::ordered::Ranked;
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey, UniqueKey};
 use crate::engine::time::Nanos;
 use std::cell::Cell;
-use std::fmt;
 
 use crate::engine::binlog::record::JobState;
 
@@ -109,56 +107,6 @@ pub enum Target {
 
 /// The order of ready jobs: the lowest priority first, then the lowest id.
 pub type Rank = (u32, u64);
-
-/// A ready or delayed job of a tube. The id, which decides between equal ranks, is only in the job: an entry
-/// has 8 bytes with a priority, and 12 with a time.
-#[derive(Clone, Copy, Debug)]
-#[repr(Rust, packed(4))]
-pub struct TubeEntry<R> {
-    rank: R,
-    pub job: JobKey,
-}
-
-/// Ready jobs: the lowest priority first, then the lowest id.
-pub type ReadyEntry = TubeEntry<u32>;
-/// Delayed jobs: the first due first, then the lowest id.
-pub type DelayedEntry = TubeEntry<Nanos>;
-
-/// The number that decides about the order of jobs in one state.
-pub trait OrderedBy: Copy + Ord + fmt::Debug {
-    /// All jobs of a run have the same rank.
-    const IS_EQUAL_IN_RUNS: bool;
-
-    fn of(job: &Job) -> Self;
-
-    /// Returns the state of the jobs.
-    fn state(links: Links) -> State;
-}
-
-impl OrderedBy for u32 {
-    /// So a job with a high priority does not end a run for others, and the first is the oldest.
-    const IS_EQUAL_IN_RUNS: bool = true;
-
-    fn of(job: &Job) -> u32 {
-        job.pri
-    }
-
-    fn state(links: Links) -> State {
-        State::Ready(links)
-    }
-}
-
-impl OrderedBy for Nanos {
-    const IS_EQUAL_IN_RUNS: bool = false;
-
-    fn of(job: &Job) -> Nanos {
-        job.due
-    }
-
-    fn state(links: Links) -> State {
-        State::Delayed(links)
-    }
-}
 
 /// A reserved job in the heap of its connection: the first deadline first, then the first reserved.
 #[derive(Clone, Copy, Debug)]
@@ -263,42 +211,6 @@ impl Linked for Jobs {
 }
 
 const NOT_LISTED: &str = "a list has a job whose state has no list";
-
-impl<R: OrderedBy> Entry for TubeEntry<R> {
-    type Store = Jobs;
-
-    #[inline]
-    fn is_before(self, other: TubeEntry<R>, jobs: &Jobs) -> bool {
-        let (rank, others) = (self.rank, other.rank);
-        rank < others || (rank == others && jobs[self.job].id < jobs[other.job].id)
-    }
-
-    /// A heap moves many entries: writing the state costs less than reading it first.
-    fn set_index(self, index: u32, jobs: &mut Jobs) {
-        jobs[self.job].state = R::state(Links::at_index(index));
-    }
-}
-
-impl<R: OrderedBy> Ranked for TubeEntry<R> {
-    fn of(key: u32, jobs: &Jobs) -> TubeEntry<R> {
-        let job = JobKey::from_number(key);
-        TubeEntry { rank: R::of(&jobs[job]), job }
-    }
-
-    fn key(self) -> u32 {
-        self.job.number()
-    }
-
-    fn follows(self, last: TubeEntry<R>, jobs: &Jobs) -> bool {
-        let (rank, before) = (self.rank, last.rank);
-        (rank == before || !R::IS_EQUAL_IN_RUNS) && last.is_before(self, jobs)
-    }
-
-    /// Clients do not know when a job was created to the nanosecond.
-    fn weight(key: u32, jobs: &Jobs) -> u32 {
-        low_half(mix(jobs[JobKey::from_number(key)].created_at.as_nanos() ^ mix(key.into())))
-    }
-}
 
 impl Entry for ReservedEntry {
     type Store = Jobs;

@@ -1,7 +1,8 @@
 //! How much memory jobs take, for `--max-memory` and the metrics.
 
 use super::Queue;
-use super::job::{Jobs, ReadyEntry};
+use super::job::Jobs;
+use super::ordered::TubeEntry;
 use super::unique::UniqueKeys;
 use crate::engine::binlog::Binlog;
 
@@ -13,7 +14,7 @@ impl Queue {
         let keys = self.unique.taken_bytes();
         let read_back = self.body_cache.read_bodies.all_granted();
         let jobs = self.jobs.taken_bytes() + self.large_counts.taken_bytes();
-        let links = (self.jobs.len() * size_of::<ReadyEntry>()) as u64;
+        let links = (self.jobs.len() * size_of::<TubeEntry<u32>>()) as u64;
         jobs + links + self.bodies.taken_bytes() + read_back + entries + keys
     }
 
@@ -32,7 +33,7 @@ impl Queue {
     pub fn bytes_of_a_job(&self, full_len: usize, is_unique: bool) -> u64 {
         let entry = if self.binlog.is_some() { Binlog::BYTES_PER_JOB } else { 0 };
         let key = if is_unique { UniqueKeys::MOST_GROWTH_OF_A_KEY } else { 0 };
-        let job = Jobs::MOST_GROWTH + size_of::<ReadyEntry>() as u64;
+        let job = Jobs::MOST_GROWTH + size_of::<TubeEntry<u32>>() as u64;
         job + self.bodies.growth_for(full_len) + entry + key
     }
 }

@@ -31,6 +31,7 @@
 //! | [`job`] | jobs, by key and by id |
 //! | [`counts`] | how often each job was reserved, timed out, released, buried and kicked |
 //! | [`tube`] | tubes, by key and by name |
+//! | [`ordered`] | the ready or delayed jobs of a tube: a run of those that came in order, and a heap |
 //! | [`body`] | the bytes of jobs |
 //! | [`body_cache`] | which bodies are in memory, and which are read back from the binlog |
 //! | [`read_body`] | bodies that were read back, until their replies are sent |
@@ -66,6 +67,7 @@ pub mod job;
 pub mod listing;
 pub mod log;
 mod memory;
+pub mod ordered;
 pub mod outcomes;
 pub mod read_body;
 pub mod replay;
@@ -580,7 +582,7 @@ impl Queue {
             Target::Delayed { due } => {
                 job.due = due;
                 job.state = State::Delayed(Links::LOOSE);
-                self.tubes[tube_key].jobs.delayed.insert(key.number(), &mut self.jobs);
+                self.tubes[tube_key].jobs.delayed.insert(key, &mut self.jobs);
                 self.tube_timers.set_no_later_than(tube_key, due);
                 self.totals.delayed += 1;
             }
@@ -609,7 +611,7 @@ impl Queue {
                 self.remove_ready(key, tube_key);
             }
             State::Delayed(_) => {
-                tube.jobs.delayed.remove(key.number(), &mut self.jobs);
+                tube.jobs.delayed.remove(key, &mut self.jobs);
                 self.totals.delayed -= 1;
             }
             State::Reserved(_) => {

@@ -4,14 +4,14 @@
 //! connection uses or watches it and it has no job. `default` is never removed. The rules are in
 //! `queue/mod.rs`, the order in which workers wait in `queue/waiters.rs`.
 
-use super::job::{DelayedEntry, Job, Jobs, ReadyEntry};
+use super::job::{Job, Jobs};
+use super::ordered::Ordered;
 use super::outcomes::Outcomes;
 use super::waiters::{FRESHNESS, Waiter};
 use crate::engine::binlog::record::JobState;
 use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
-use crate::engine::collections::ordered::Ordered;
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
@@ -66,8 +66,8 @@ pub struct Tube {
 /// The jobs of a tube, or those that a flush has taken from it.
 #[derive(Default)]
 pub struct TubeJobs {
-    pub ready: Ordered<ReadyEntry>,
-    pub delayed: Ordered<DelayedEntry>,
+    pub ready: Ordered<u32>,
+    pub delayed: Ordered<Nanos>,
     pub buried: List,
     /// The number of ready jobs that are not in `ready`, because others of their group come first.
     pub behind: u32,
@@ -105,12 +105,12 @@ impl Tube {
 
     /// Returns the ready job with the lowest priority, even while the tube is paused.
     pub fn first_ready(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.jobs.ready.first(jobs).map(JobKey::from_number)
+        self.jobs.ready.first(jobs)
     }
 
     /// Returns the delayed job that is due first.
     pub fn first_delayed(&self, jobs: &Jobs) -> Option<JobKey> {
-        self.jobs.delayed.first(jobs).map(JobKey::from_number)
+        self.jobs.delayed.first(jobs)
     }
 
     /// Returns the job that was buried first.
@@ -152,14 +152,14 @@ impl TubeJobs {
     /// # Panics
     /// The check fails. `what` names the jobs in the message.
     pub fn check(&self, jobs: &Jobs, what: fmt::Arguments<'_>, is_right: impl Fn(&Job) -> bool) {
-        let check = |number, state| {
-            let job = &jobs[JobKey::from_number(number)];
+        let check = |job, state| {
+            let job = &jobs[job];
             let is_here = job.state.shown() == state && is_right(job);
             assert!(is_here, "job {} is among the {state:?} {what}: {:?}", job.id, job.state);
         };
-        self.ready.check(jobs, what, |number| check(number, JobState::Ready));
-        self.delayed.check(jobs, what, |number| check(number, JobState::Delayed));
-        self.buried.check(jobs, what, |number| check(number, JobState::Buried));
+        self.ready.check(jobs, what, |job| check(job, JobState::Ready));
+        self.delayed.check(jobs, what, |job| check(job, JobState::Delayed));
+        self.buried.check(jobs, what, |job| check(JobKey::from_number(job), JobState::Buried));
     }
 }
 
