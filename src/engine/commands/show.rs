@@ -127,7 +127,7 @@ pub fn list_watched_step(
         text.push_name(&s.queue.watched_tube(watch).name)?;
         next = c.client.watching.watch_after(watch, &s.queue.watches);
     }
-    ensure_fits(s, text.len() as u64)?;
+    ensure_fits(s, text.bytes().len() as u64)?;
     if let Some(next) = next {
         return c.later(Steps::ListWatched(text, next));
     }

@@ -1,6 +1,6 @@
 //! Bytes to be sent to a client.
 //!
-//! Replies are appended to one buffer. Large bodies and the pieces of long lists are not copied:
+//! Replies are appended to one buffer. Large bodies and long lists are not copied:
 //! the output has a shared reference to each, and its position in the buffer. References are
 //! counted, so dropping an output leaks bodies: [`Output::clear`] releases the references.
 //!
@@ -89,8 +89,7 @@ enum Part {
     Body(Body),
     /// A large body that was read back.
     ReadBody(Rc<ReadBody>),
-    /// One piece of a long list.
-    List(Rc<ListText>, usize),
+    List(Rc<ListText>),
 }
 
 impl Part {
@@ -98,7 +97,7 @@ impl Part {
         match self {
             Part::Body(body) => body.full_len() as usize,
             Part::ReadBody(body) => body.bytes().len(),
-            Part::List(list, piece) => list.piece(*piece).len(),
+            Part::List(list) => list.bytes().len(),
         }
     }
 
@@ -106,7 +105,7 @@ impl Part {
         match self {
             Part::Body(body) => bodies.bytes(body),
             Part::ReadBody(body) => body.bytes(),
-            Part::List(list, piece) => list.piece(*piece),
+            Part::List(list) => list.bytes(),
         }
     }
 
@@ -222,16 +221,10 @@ impl Output {
                 BodyRef::Read(body) => self.push(body.bytes(), pool),
             };
         }
-        let pending = self.pending(pool)?;
-        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
-        let (len, at) = (body.full_len() as usize, pending.text.len());
-        pending.parts_len += len;
-        let part = match body {
+        self.push_part(pool, || match body {
             BodyRef::Stored(body) => Part::Body(bodies.share(body)),
             BodyRef::Read(body) => Part::ReadBody(Rc::clone(body)),
-        };
-        pending.parts.push_back(SharedPart { at, part });
-        Ok(())
+        })
     }
 
     /// Appends a complete list, which is shared.
@@ -240,14 +233,19 @@ impl Output {
         list: &Rc<ListText>,
         pool: &mut Pool,
     ) -> Result<(), TryReserveError> {
+        self.push_part(pool, || Part::List(Rc::clone(list)))
+    }
+
+    fn push_part(
+        &mut self,
+        pool: &mut Pool,
+        share: impl FnOnce() -> Part,
+    ) -> Result<(), TryReserveError> {
         let pending = self.pending(pool)?;
-        let pieces = list.piece_count();
-        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(pieces))?;
-        pending.parts_len += list.len();
-        let at = pending.text.len();
-        for piece in 0..pieces {
-            pending.parts.push_back(SharedPart { at, part: Part::List(Rc::clone(list), piece) });
-        }
+        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
+        let part = share();
+        pending.parts_len += part.len();
+        pending.parts.push_back(SharedPart { at: pending.text.len(), part });
         Ok(())
     }
 
@@ -290,7 +288,7 @@ impl Output {
         pending.into_iter().flat_map(|pending| pending[0].parts.iter()).filter_map(|shared| {
             match &shared.part {
                 Part::Body(body) => Some(body),
-                Part::ReadBody(_) | Part::List(..) => None,
+                Part::ReadBody(_) | Part::List(_) => None,
             }
         })
     }

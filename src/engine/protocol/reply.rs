@@ -137,7 +137,7 @@ impl Reply {
                 output.push(CR_LF, pool)
             }
             Reply::LongList(text) => {
-                let len = (text.len() - CR_LF.len()) as u64;
+                let len = (text.bytes().len() - CR_LF.len()) as u64;
                 output.push(Line::new().number(len).word("OK ").bytes(), pool)?;
                 output.push_list(text, pool)
             }
