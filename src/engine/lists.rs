@@ -11,6 +11,7 @@ use super::store::{BUFFERS_DIVISOR, Store};
 use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::rc::Rc;
+use std::vec;
 
 /// The lists that are being made or sent.
 #[derive(Debug, Default)]
@@ -31,10 +32,8 @@ pub struct Lists {
 /// A list of all tubes that is made in steps, while tubes are created and removed.
 #[derive(Debug)]
 struct Listing {
-    /// The tubes that there were when it was begun.
-    tubes: Vec<TubeKey>,
-    /// How many of them were listed, or are gone.
-    listed: usize,
+    /// The tubes that there were when it was begun, without those that were listed or are gone.
+    tubes: vec::IntoIter<TubeKey>,
     text: ListText,
 }
 
@@ -116,18 +115,16 @@ impl Listing {
         let mut keys = Vec::new();
         headroom::leave(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
         keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
-        Ok(Listing { tubes: keys, listed: 0, text: ListText::new(all_bytes)? })
+        Ok(Listing { tubes: keys.into_iter(), text: ListText::new(all_bytes)? })
     }
 
     /// Lists at most `most` tubes. A tube that exists during all steps is listed once. Returns whether the list is
     /// complete.
     fn step(&mut self, tubes: &Tubes, most: usize) -> Result<bool, TryReserveError> {
-        let from = self.listed;
-        self.listed = self.tubes.len().min(from + most);
-        for &key in &self.tubes[from..self.listed] {
+        for key in self.tubes.by_ref().take(most) {
             tubes.get(key).map_or(Ok(()), |tube| self.text.push_name(&tube.name))?;
         }
-        if self.listed < self.tubes.len() {
+        if self.tubes.len() > 0 {
             return Ok(false);
         }
         self.text.finish().map(|()| true)
