@@ -22,7 +22,7 @@ use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::input::Input;
 use super::protocol::output::Output;
 use super::protocol::parse::LineTail;
-use super::protocol::reply::{Answer, JobWord, Reply, Word, write_job};
+use super::protocol::reply::{Answer, Reply, Word, write_job};
 use super::queue::body::LARGE;
 use super::queue::browse::SelectionScan;
 use super::queue::client::Client;
@@ -537,22 +537,22 @@ impl Conn {
         self.replied(s, before, written);
     }
 
-    /// Appends a job with its body: the one that was read back, or that of the job. Without memory for it the
-    /// connection closes.
+    /// Appends a job with its body, which the client `has_reserved` or looks at: the one that was read back, or that of
+    /// the job. Without memory for it the connection closes.
     #[inline]
     pub fn reply_body(
         &mut self,
         s: &mut Store,
-        word: JobWord,
+        has_reserved: bool,
         (job, id): (JobKey, u64),
         read: Option<&Rc<ReadBody>>,
     ) {
         let Queue { jobs, bodies, .. } = &mut s.queue;
         let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
         let before = s.pool.text_len();
-        let written = write_job(word, id, body, &mut self.output, &mut s.pool, bodies);
+        let written = write_job(has_reserved, id, body, &mut self.output, &mut s.pool, bodies);
         self.replied(s, before, written);
-        if word == JobWord::Reserved {
+        if has_reserved {
             s.queue.after_reserve(job);
             if s.queue.holds_replies() && self.output.note_reserved(job).is_ok() {
                 s.queue.hold_ttr(&mut self.client, job);

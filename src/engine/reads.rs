@@ -18,12 +18,12 @@
 //! connections.
 
 use super::binlog::reads::RecordRead;
-use super::commands::reserve::{Reserve, ReserveKind};
+use super::commands::reserve::Reserve;
 use super::conn::{Conn, Doing, Steps};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::{Batch, ReplySize};
-use super::protocol::reply::{Answer, JobWord, Reply, Word};
+use super::protocol::reply::{Answer, Reply, Word};
 use super::queue::body::LARGE;
 use super::queue::body_cache::{Begun, is_passing};
 use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
@@ -128,10 +128,6 @@ impl BodiesFor {
             BodiesFor::ReservedById | BodiesFor::Reserved(_) => true,
         }
     }
-
-    pub fn word(self) -> JobWord {
-        if self.is_reserved() { JobWord::Reserved } else { JobWord::Found }
-    }
 }
 
 /// Replies with a job, now or when the disk has read its body.
@@ -142,7 +138,7 @@ pub fn reply_job(c: &mut Conn, s: &mut Store, job: JobKey, reply: BodiesFor) -> 
     if it.body.is_cold() {
         return want(c, s, &[(job, id)], reply);
     }
-    c.reply_body(s, reply.word(), (job, id), None);
+    c.reply_body(s, reply.is_reserved(), (job, id), None);
     Ok(Reply::Later)
 }
 
@@ -171,7 +167,7 @@ fn write(
         BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
         BodiesFor::Reserved(reserve) if count == 0 => return c.later(Steps::Reserve(reserve)),
         BodiesFor::FoundBatch { next } => c.reply(s, &Reply::Numbers("FOUND_BATCH ", count, next)),
-        BodiesFor::Reserved(Reserve { kind: ReserveKind::Batch(_), .. }) => {
+        BodiesFor::Reserved(Reserve { batch: Some(_), .. }) => {
             c.reply(s, &Reply::Number("RESERVED_BATCH ", count))
         }
         BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => {}
@@ -180,7 +176,7 @@ fn write(
         if reply.is_reserved() && s.queue.due(&s.queue.jobs[job]).is_none() {
             s.queue.touch(&mut c.client, job);
         }
-        c.reply_body(s, reply.word(), (job, id), read.as_ref());
+        c.reply_body(s, reply.is_reserved(), (job, id), read.as_ref());
     }
     Ok(Reply::Later)
 }

@@ -21,45 +21,34 @@ use std::collections::TryReserveError;
 /// A reserve that waits, or whose job or batch is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    pub kind: ReserveKind,
+    /// The most jobs of a `reserve-batch`, in one reply. `None` for a reserve of one job.
+    pub batch: Option<u32>,
     /// Its place among those that wait, which it keeps if its job is gone before its body is read.
     pub wait: Wait,
-}
-
-/// The kind of a reserve, which determines its replies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReserveKind {
-    /// `reserve` and `reserve-with-timeout`: one job.
-    Job,
-    /// `reserve-batch`: at most this number of jobs, in one reply.
-    Batch(u32),
 }
 
 impl Reserve {
     /// Returns the reply if no job comes before the timeout.
     pub fn timeout_reply(self) -> Reply {
-        match self.kind {
-            ReserveKind::Job => Word::TimedOut.into(),
-            ReserveKind::Batch(_) => Reply::Number("RESERVED_BATCH ", 0),
-        }
+        self.batch.map_or(Word::TimedOut.into(), |_| Reply::Number("RESERVED_BATCH ", 0))
     }
 }
 
 /// `reserve`
 pub fn reserve(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    begin(c, s, ReserveKind::Job, Nanos::NEVER)
+    begin(c, s, None, Nanos::NEVER)
 }
 
 /// `reserve-with-timeout <seconds>`
 pub fn reserve_with_timeout(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let until = s.queue.now + Nanos::from_secs(args.number(0));
-    begin(c, s, ReserveKind::Job, until)
+    begin(c, s, None, until)
 }
 
 /// `reserve-batch <count> [<seconds>]`
 pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let until = s.queue.now + Nanos::from_secs(args.number(1));
-    begin(c, s, ReserveKind::Batch(args.number(0)), until)
+    begin(c, s, Some(args.number(0)), until)
 }
 
 /// `reserve-job <id>`
@@ -77,19 +66,14 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     reads::reply_job(c, s, job, BodiesFor::ReservedById)
 }
 
-fn begin(c: &mut Conn, s: &mut Store, kind: ReserveKind, until: Nanos) -> Answer {
+fn begin(c: &mut Conn, s: &mut Store, batch: Option<u32>, until: Nanos) -> Answer {
     s.queue.mark_worker(&mut c.client);
     // The job may also come while the connection waits, when it is too late to refuse it.
     c.client.ensure_can_reserve()?;
-    let reserve = Reserve { kind, wait: Wait { seq: s.queue.next_wait_seq(), until } };
-    match kind {
-        ReserveKind::Job => reserve_step(c, s, reserve),
-        ReserveKind::Batch(max) => {
-            let units =
-                WORK_PER_BATCHED_JOB * (max as usize).min(s.queue.limits.jobs_per_batch_step);
-            c.begin_steps(s, units, Steps::Reserve(reserve))
-        }
-    }
+    let reserve = Reserve { batch, wait: Wait { seq: s.queue.next_wait_seq(), until } };
+    let Some(max) = batch else { return reserve_step(c, s, reserve) };
+    let units = WORK_PER_BATCHED_JOB * (max as usize).min(s.queue.limits.jobs_per_batch_step);
+    c.begin_steps(s, units, Steps::Reserve(reserve))
 }
 
 /// Reserves jobs, or begins to wait. With more than 2,048 watched tubes this takes several
@@ -102,8 +86,8 @@ pub fn reserve_step(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
 }
 
 fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
-    match reserve.kind {
-        ReserveKind::Job => match s.queue.best_job(&mut c.client)? {
+    match reserve.batch {
+        None => match s.queue.best_job(&mut c.client)? {
             Search::Found(job) => {
                 s.queue.make_reserved(job, &mut c.client);
                 return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
@@ -111,7 +95,7 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
             Search::Unfinished => return c.later(Steps::Reserve(reserve)),
             Search::Nothing => {}
         },
-        ReserveKind::Batch(max) => {
+        Some(max) => {
             let mut batch = Batch::new(max as usize);
             match (fill_batch(c, s, &mut batch)?, batch.is_empty()) {
                 (true, true) => {}
@@ -144,7 +128,7 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
 
 /// Replies to a connection that waited and was given a job.
 pub fn awaited(c: &mut Conn, s: &mut Store, job: JobKey, reserve: Reserve) -> Answer {
-    let ReserveKind::Batch(max) = reserve.kind else {
+    let Some(max) = reserve.batch else {
         return reads::reply_job(c, s, job, BodiesFor::Reserved(reserve));
     };
     let mut batch = Batch::new(max as usize);

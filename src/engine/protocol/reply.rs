@@ -51,13 +51,6 @@ pub enum Reply {
     LongList(Rc<ListText>),
 }
 
-/// The word before the body of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobWord {
-    Found,
-    Reserved,
-}
-
 impl From<Word> for Reply {
     fn from(word: Word) -> Reply {
         Reply::Word(word)
@@ -95,15 +88,6 @@ impl Word {
             Word::TimedOut => b"TIMED_OUT\r\n",
             Word::Touched => b"TOUCHED\r\n",
             Word::UnknownCommand => b"UNKNOWN_COMMAND\r\n",
-        }
-    }
-}
-
-impl JobWord {
-    fn text(self) -> &'static str {
-        match self {
-            JobWord::Found => "FOUND ",
-            JobWord::Reserved => "RESERVED ",
         }
     }
 }
@@ -150,17 +134,23 @@ impl Reply {
     }
 }
 
-/// Appends a job with its body.
+/// Appends a job with its body, which the client `has_reserved` or looks at.
 pub fn write_job(
-    word: JobWord,
+    has_reserved: bool,
     id: u64,
     body: BodyRef<'_>,
     output: &mut Output,
     pool: &mut Pool,
     bodies: &mut Bodies,
 ) -> Result<(), TryReserveError> {
-    let len = body.content_len() as u64;
-    output.push(Line::new().number(len).word(" ").number(id).word(word.text()).bytes(), pool)?;
+    let mut line = Line::new();
+    line.number(body.content_len() as u64).word(" ").number(id);
+    if has_reserved {
+        line.word("RESERVED ")
+    } else {
+        line.word("FOUND ")
+    };
+    output.push(line.bytes(), pool)?;
     output.push_body(body, pool, bodies)
 }
 
