@@ -217,7 +217,7 @@ impl Queue {
             totals: Totals::default(),
             binlog: None,
             clock_offset: ClockOffset::default(),
-            next_wait_seq: WaitSeq::FIRST,
+            next_wait_seq: WaitSeq::MIN,
             next_reserve_seq: 0,
             last_buried_at: Nanos::ZERO,
             tube_timers: Timers::default(),

@@ -122,16 +122,7 @@ pub struct Wait {
 }
 
 /// A sequence number: the order in which connections began to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WaitSeq(NonZero<u64>);
-
-impl WaitSeq {
-    pub(super) const FIRST: WaitSeq = WaitSeq(NonZero::<u64>::MIN);
-
-    fn next(self) -> WaitSeq {
-        WaitSeq(self.0.saturating_add(1))
-    }
-}
+pub type WaitSeq = NonZero<u64>;
 
 /// A watch among the waiters of its tube, with the number of the connection's wait at the last
 /// check.
@@ -231,7 +222,7 @@ impl Queue {
     /// Returns the next number in the order of waits.
     pub fn next_wait_seq(&mut self) -> WaitSeq {
         let seq = self.next_wait_seq;
-        self.next_wait_seq = seq.next();
+        self.next_wait_seq = seq.saturating_add(1);
         seq
     }
 
