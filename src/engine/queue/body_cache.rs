@@ -30,7 +30,7 @@ use std::rc::Rc;
 /// The counts of bodies in memory and of cold ones, and the reads of these.
 #[derive(Default)]
 pub struct BodyCache {
-    /// The bytes of the bodies of jobs that are in memory. Other modules only read it.
+    /// The bytes of the bodies of jobs that are in memory.
     pub warm_bytes: u64,
     /// Other modules only read the counts.
     pub cold: ColdBodies,
@@ -81,13 +81,6 @@ const AHEAD: usize = 8;
 /// Of this many jobs it is known that their bodies cannot be read: about 100 KiB.
 const MOST_UNREADABLE: usize = 4096;
 
-impl BodyCache {
-    /// Counts the body of a new job, which is in memory. `full_len` includes the CR LF.
-    pub fn add(&mut self, full_len: u32) {
-        self.warm_bytes += u64::from(full_len);
-    }
-}
-
 impl Begun {
     pub fn new(read: RecordRead) -> Begun {
         Begun { read, readers: Vec::new() }
@@ -128,7 +121,7 @@ impl Queue {
             return Ok(Body::cold(full_len));
         }
         let body = self.bodies.add(bytes)?;
-        self.body_cache.add(full_len);
+        self.body_cache.warm_bytes += u64::from(full_len);
         Ok(body)
     }
 

@@ -317,7 +317,7 @@ impl Queue {
         let tube = &mut self.tubes[key];
         tube.total_jobs += 1;
         self.totals.total_jobs += 1;
-        self.body_cache.add(body.full_len());
+        self.body_cache.warm_bytes += u64::from(body.full_len());
         let mut job = Job::new(id, key, params, body, self.now);
         job.epoch = tube.epoch;
         let target = job.target(self.now);
