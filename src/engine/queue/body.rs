@@ -17,12 +17,11 @@
 //! that stayed empty since the last check become surplus. Each iteration then frees a bounded
 //! part of them.
 
-use crate::engine::collections::chains::mix;
 use crate::engine::collections::slab::{self, Slots};
 use crate::engine::keys::{BodyKey, Key};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
+use std::collections::{BTreeMap, TryReserveError};
 
 /// A reference to the bytes of one job. Each one must be passed to [`Bodies::remove`] in the end.
 #[derive(Debug)]
@@ -311,32 +310,29 @@ impl Bodies {
     /// # Panics
     /// The check fails.
     pub fn check<'a>(&self, references: impl Iterator<Item = (u64, &'a Body)>) {
-        let (mut count, mut sum, mut taken_bytes) = (0, 0_u64, 0);
-        for (number, class) in self.classes.iter().enumerate() {
-            // Most classes never had a body.
-            if class.pages.is_empty() {
-                continue;
-            }
+        let mut counted: BTreeMap<(usize, u32), u32> = BTreeMap::new();
+        for (id, body) in references.filter(|(_, body)| !body.is_cold()) {
+            *counted.entry((self.check_one(id, body), body.key.number())).or_default() += 1;
+        }
+        let (mut taken_bytes, mut used) = (0, 0);
+        // Most classes never had a body.
+        let classes = self.classes.iter().enumerate().filter(|(_, class)| !class.pages.is_empty());
+        for (number, class) in classes {
             taken_bytes += class.check();
             for key in class.slots.used_slots() {
-                let ref_count = class.ref_count(key);
-                count += u64::from(ref_count);
-                sum = sum.wrapping_add(fingerprint(number, key).wrapping_mul(ref_count.into()));
+                let (stored, actual) = (class.ref_count(key), counted.get(&(number, key)));
+                assert_eq!(
+                    Some(&stored),
+                    actual,
+                    "stored and actual references to {key} of {number}"
+                );
+                used += 1;
             }
         }
+        assert_eq!(used, counted.len(), "used slots, and those with references");
         assert_eq!(self.taken_bytes, taken_bytes, "stored and actual bytes of bodies");
         let is_empty = |class: &SizeClass| class.slots.empty_count() > 0;
         assert!(self.has_empty || !self.classes.iter().any(is_empty), "empty pages are not noted");
-
-        let (mut reference_count, mut reference_sum) = (0, 0_u64);
-        for (id, body) in references.filter(|(_, body)| !body.is_cold()) {
-            let number = self.check_one(id, body);
-            reference_count += 1;
-            reference_sum = reference_sum.wrapping_add(fingerprint(number, body.key.number()));
-        }
-        assert_eq!(count, reference_count, "references that slots count, and actual ones");
-        // Comparing sums of hashes needs no memory for a list of references.
-        assert_eq!(sum, reference_sum, "two jobs share one body, and another body has no job");
     }
 
     /// Returns the number of the size class.
@@ -439,11 +435,6 @@ impl SizeClass {
         assert!(least <= empty, "{empty} empty pages, and at least {least}, for {width} bytes");
         pages.iter().map(|page| page.taken_bytes as u64).sum()
     }
-}
-
-/// A hash of the slot: two sums of hashes differ unless the slots are the same.
-fn fingerprint(class: usize, key: u32) -> u64 {
-    mix((class as u64) << u32::BITS | u64::from(key))
 }
 
 /// Returns the difference between `len`, the maximum of a size class without CR LF, and that of the
