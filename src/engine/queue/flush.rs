@@ -22,17 +22,6 @@ use crate::engine::time::Nanos;
 
 use crate::engine::binlog::record::{Decision, FlushKind};
 
-/// What a step of the flushes has done.
-#[derive(Debug, PartialEq, Eq)]
-pub enum FlushStep {
-    /// The flush of this connection is complete, with this number of deleted jobs.
-    Complete(ConnKey, u64),
-    /// The oldest flush has only jobs that connections hold: [`Queue::free_all_held`] frees them.
-    Held,
-    /// No flush is left, or no work.
-    Ended,
-}
-
 /// A flush whose jobs are not freed yet.
 pub(super) struct Flush {
     pub tube: TubeKey,
@@ -153,18 +142,21 @@ impl Queue {
         !self.flushes.is_empty()
     }
 
-    /// Frees jobs of the oldest flushes.
-    pub fn flush_step(&mut self) -> FlushStep {
+    /// Frees jobs of the oldest flushes. Returns the first connection whose flush is complete, and the number of deleted
+    /// jobs; `None` if no flush is left, or no work. `search` frees jobs that some connection holds
+    /// ([`Queue::free_all_held`]).
+    pub fn flush_step(&mut self, mut search: impl FnMut(&mut Queue)) -> Option<(ConnKey, u64)> {
         while self.has_flushes() && self.free_flushed(0) {
             if self.flushes[0].jobs.reserved > 0 {
-                return FlushStep::Held;
+                search(self);
+                continue;
             }
             let Flush { conn, count, .. } = self.end_flush(0);
             if let Some(conn) = conn {
-                return FlushStep::Complete(conn, count);
+                return Some((conn, count));
             }
         }
-        FlushStep::Ended
+        None
     }
 
     /// Forgets a connection that waits for the reply to a flush.
@@ -352,15 +344,12 @@ mod tests {
     fn free(queue: &mut Queue, clients: &mut [Client], work: usize) -> Vec<(ConnKey, u64)> {
         let mut replies = Vec::new();
         let rest = queue.work.give(work);
-        while queue.work.is_left() {
-            match queue.flush_step() {
-                FlushStep::Complete(conn, count) => replies.push((conn, count)),
-                FlushStep::Held => clients.iter_mut().for_each(|client| {
-                    queue.free_all_held(client, &mut 0);
-                }),
-                FlushStep::Ended => break,
+        let mut search = |queue: &mut Queue| {
+            for client in &mut *clients {
+                queue.free_all_held(client, &mut 0);
             }
-        }
+        };
+        replies.extend(std::iter::from_fn(|| queue.flush_step(&mut search)));
         queue.work.end(rest);
         replies
     }

@@ -166,11 +166,8 @@ impl Queue {
             && until > self.now
             && (flushed_by.is_none() || self.find_other(Some(job_key), digest).is_none())
             && self.reserve_delete(Some(key)).is_ok();
-        if !is_kept {
-            self.unique.remove(key);
-            return None;
-        }
-        Some(self.unique.keep(key, job.id, until))
+        let KeyOfJob { digest, ttl_secs, .. } = self.unique.remove(key);
+        is_kept.then(|| self.unique.add_kept(digest, ttl_secs, job.id, until))
     }
 
     /// Forgets a kept key.
@@ -334,15 +331,14 @@ impl UniqueKeys {
         }
     }
 
-    /// Keeps the key of a deleted job. The memory for that is reserved.
-    fn keep(&mut self, key: UniqueKey, id: u64, until: Nanos) -> KeptKey {
-        let KeyOfJob { digest, ttl_secs, .. } = self.remove(key);
-        self.add_kept(NewKey { digest, ttl_secs, con: None }, id, until)
-    }
-
     /// Adds a kept key, after [`UniqueKeys::try_reserve_kept`].
-    pub(super) fn add_kept(&mut self, new: NewKey, id: u64, until: Nanos) -> KeptKey {
-        let NewKey { digest, ttl_secs, .. } = new;
+    pub(super) fn add_kept(
+        &mut self,
+        digest: Digest,
+        ttl_secs: u32,
+        id: u64,
+        until: Nanos,
+    ) -> KeptKey {
         let id = NonZero::new(id).expect("no job has the id 0");
         let key = self.kept.insert(Kept { id, until, digest, ttl_secs, next: Cell::default() });
         self.ends.add(key);
@@ -383,7 +379,6 @@ mod tests {
     use crate::engine::keys::ConnKey;
     use crate::engine::limits::{Limits, Settings};
     use crate::engine::queue::client::Client;
-    use crate::engine::queue::flush::FlushStep;
     use crate::engine::queue::job::JobParams;
     use std::collections::BTreeMap;
 
@@ -495,10 +490,9 @@ mod tests {
         assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(15)), None);
         check(&queue, &client);
         queue.now = secs(14);
-        assert_eq!(queue.flush_step(), FlushStep::Held);
-        queue.free_all_held(&mut client, &mut 0);
-        let complete = FlushStep::Complete(client.key, MANY - 100);
-        assert_eq!(queue.flush_step(), complete);
+        let complete = Some((client.key, MANY - 100));
+        let step = queue.flush_step(|queue| _ = queue.free_all_held(&mut client, &mut 0));
+        assert_eq!(step, complete);
         check(&queue, &client);
         let ready = |id| Some(Hit { id, state: JobState::Ready });
         assert_eq!(put(&mut queue, 0, &MANY.to_string(), 0, secs(14)), ready(3 * MANY));

@@ -46,7 +46,6 @@ use crate::engine::limits::{Limits, Settings};
 use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
-use crate::engine::queue::flush::FlushStep;
 use crate::engine::queue::{Totals, WaitResult};
 use crate::engine::reads::give_up_waiting;
 use crate::engine::store::Store;
@@ -317,22 +316,14 @@ impl<S> Server<S> {
     /// complete, and the number of deleted jobs.
     fn flush_step(&mut self) -> Option<(ConnKey, u64)> {
         let Server { links, store: Store { queue, .. }, search_at, .. } = self;
-        loop {
-            match queue.flush_step() {
-                FlushStep::Complete(conn, count) => return Some((conn, count)),
-                FlushStep::Held if queue.work.is_left() => {}
-                FlushStep::Held | FlushStep::Ended => return None,
-            }
+        queue.flush_step(|queue| {
             let (number, index) = search_at;
-            let is_searched = match links.get_mut(ConnKey::from_index(*number)) {
-                Some(link) => queue.free_all_held(&mut link.conn.client, index),
-                None => true,
-            };
-            if is_searched {
+            let link = links.get_mut(ConnKey::from_index(*number));
+            if link.is_none_or(|link| queue.free_all_held(&mut link.conn.client, index)) {
                 let next = *number + 1;
                 *search_at = (if next < links.numbers_end() { next } else { 0 }, 0);
             }
-        }
+        })
     }
 
     /// Replies to a connection that has waited for this.

@@ -75,7 +75,7 @@ impl ReplayState<'_> {
         self.queue.unique.try_reserve_one(None)?;
         let kept = Owner::KeptKey(self.queue.unique.try_reserve_kept()?);
         self.files.try_reserve(kept)?;
-        self.queue.unique.add_kept(NewKey { digest, ttl_secs, con: None }, id, until);
+        self.queue.unique.add_kept(digest, ttl_secs, id, until);
         self.files.add(kept, (number, 0), SHORT, false);
         Ok(())
     }
