@@ -9,7 +9,7 @@ use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::protocol::stats;
-use crate::engine::queue::browse::{ScanStep, Selection, SelectionScan};
+use crate::engine::queue::browse::{ScanStep, SelectionScan};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::Store;
 use crate::engine::text;
@@ -68,8 +68,8 @@ pub fn list_clients(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, shows_bodies: bool) -> Answer {
     let (count, after) = (args.count(), args.second_id());
-    let selection = Selection { tube: args.tube, state: args.state, count, after };
-    let scan = Box::new(s.queue.select(selection, &s.selections)?.ok_or(Word::NotFound)?);
+    let scan = s.queue.select(args.tube, args.state, count, after, &s.selections)?;
+    let scan = Box::new(scan.ok_or(Word::NotFound)?);
     let units = scan.first_work(&s.queue);
     c.begin_steps(s, units, Steps::Select { scan, shows_bodies })
 }

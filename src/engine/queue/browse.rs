@@ -19,23 +19,13 @@ use crate::engine::text;
 use std::collections::{BinaryHeap, TryReserveError};
 use std::rc::Rc;
 
-/// The jobs that `list-jobs` and `peek-batch` select: at most `count` jobs of a tube with ids above
-/// `after`, in the order of their ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Selection<'a> {
-    pub tube: &'a str,
-    /// Jobs in this state, or in all states.
-    pub state: Option<JobState>,
-    pub count: usize,
-    pub after: u64,
-}
-
-/// A scan for the jobs of a selection, in steps.
+/// A scan for the jobs of `list-jobs` and `peek-batch`, in steps.
 #[derive(Debug)]
 pub struct SelectionScan {
     tube: TubeKey,
     /// The tube may be removed between two steps, and its key be given to another one.
     tube_name: Box<str>,
+    /// Only jobs in this state are selected, or all.
     state: Option<JobState>,
     /// Only jobs with higher ids are selected.
     after: u64,
@@ -73,14 +63,17 @@ const WORK_PER_SELECTED: usize = 2;
 const WORK_PER_SHOWN: usize = 2;
 
 impl Queue {
-    /// Returns a scan for the jobs of a selection, or `None` if there is no such tube. As long as it exists, it has a
-    /// copy of `scans`.
+    /// Returns a scan for at most `count` jobs of a tube with ids above `after`, in the order of their ids: jobs in this
+    /// state, or in all states. Returns `None` if there is no such tube. As long as the scan exists, it has a copy of
+    /// `scans`.
     pub fn select(
         &self,
-        selection: Selection<'_>,
+        name: &str,
+        state: Option<JobState>,
+        count: usize,
+        after: u64,
         scans: &Rc<()>,
     ) -> Result<Option<SelectionScan>, TryReserveError> {
-        let Selection { tube: name, state, count, after } = selection;
         let Some(tube) = self.tubes.find(name) else { return Ok(None) };
         let mut lowest = BinaryHeap::new();
         headroom::leave(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
@@ -301,10 +294,11 @@ mod tests {
     /// Returns a page, and the number of its steps. Calls `between` between two steps.
     fn page(
         queue: &mut Queue,
-        selection: Selection<'_>,
+        (tube, state, count, after): (&str, Option<JobState>, usize, u64),
         mut between: impl FnMut(&mut Queue),
     ) -> (Vec<u64>, u64, usize) {
-        let mut scan = queue.select(selection, &Rc::default()).unwrap().expect("the tube exists");
+        let scan = queue.select(tube, state, count, after, &Rc::default());
+        let mut scan = scan.unwrap().expect("the tube exists");
         let mut steps = 1;
         loop {
             match scan.step(queue).unwrap() {
@@ -336,7 +330,7 @@ mod tests {
                 let (mut found, mut after) = (Vec::new(), 0);
                 loop {
                     let count = random.usize(500..=1000);
-                    let selection = Selection { tube, state, count, after };
+                    let selection = (tube, state, count, after);
                     let (ids, next, steps) = page(&mut queue, selection, |_| {});
                     assert!(ids.len() == count || next == 0, "{} of {count} jobs", ids.len());
                     assert!(next == 0 || Some(&next) == ids.last());
@@ -362,7 +356,7 @@ mod tests {
         let mut staying: BTreeSet<u64> = ids(&queue, "many").into_keys().collect();
         let (mut found, mut after, mut changes) = (Vec::new(), 0, 0);
         loop {
-            let selection = Selection { tube: "many", state: None, count: 1000, after };
+            let selection = ("many", None, 1000, after);
             let (ids, next, _) = page(&mut queue, selection, |queue| {
                 for _ in 0..50 {
                     let gone = *random.choice(&staying).expect("some jobs stay");
