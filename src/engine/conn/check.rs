@@ -22,35 +22,6 @@ impl Conn {
         );
         let Conn { doing, has_backlog, .. } = self;
         let input = self.input.unused();
-        let is_consistent = match doing {
-            Doing::Closing | Doing::Leaving(_) => true,
-            // Its input may have been dropped for lack of memory.
-            Doing::SkipBody(_, Word::OutOfMemory) => *has_backlog || input.is_empty(),
-            _ if *has_backlog => self.has_step(input),
-            Doing::Line => lines::is_incomplete(input),
-            Doing::SkipLine(_) => input.is_empty() || input == b"\r",
-            Doing::Body(put) => input.len() < (put.full_len as usize).min(LARGE),
-            Doing::LargeBody(large) => {
-                input.is_empty() && large.filled < large.put.full_len as usize
-            }
-            Doing::SkipBody(..)
-            | Doing::ListTubes
-            | Doing::Wait(..)
-            | Doing::Bodies(_)
-            | Doing::Report(_)
-            | Doing::Flush => input.is_empty(),
-            Doing::Steps(_) => false,
-        };
-        assert!(
-            is_consistent,
-            "connection {index} buffers {} bytes in {doing:?}, backlog: {has_backlog}",
-            input.len()
-        );
-        self.check_doing(s);
-    }
-
-    fn check_doing(&self, s: &Store) {
-        let (index, doing) = (self.id(), &self.doing);
         let waits = matches!(doing, Doing::Wait(..));
         assert_eq!(
             waits,
@@ -58,7 +29,12 @@ impl Conn {
             "whether connection {index} waits, and whether the queue knows it: {doing:?}"
         );
         assert!(!waits || !self.is_half_closed, "connection {index} is half-closed, but it waits");
-        match doing {
+        let is_incomplete = match doing {
+            Doing::Closing | Doing::Leaving(_) => return,
+            // Its input may have been dropped for lack of memory.
+            Doing::SkipBody(_, Word::OutOfMemory) if *has_backlog => return,
+            Doing::Line => lines::is_incomplete(input),
+            Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => {
                 let max_len = s.queue.settings.max_job_size as usize + CR_LF.len();
                 let is_new = put.id <= s.queue.last_id && s.queue.jobs.find(put.id).is_none();
@@ -67,30 +43,41 @@ impl Conn {
                     "connection {index} puts {put:?}, the last assigned id is {}",
                     s.queue.last_id
                 );
+                input.len() < (put.full_len as usize).min(LARGE)
             }
-            Doing::Steps(Steps::Kick(kick)) => assert!(
-                kick.tube == self.client.used && kick.left > 0,
-                "connection {index} kicks {kick:?}, but uses {:?}",
-                self.client.used
-            ),
-            Doing::LargeBody(large) => assert!(
-                large.put.id <= s.queue.last_id && large.put.full_len == large.body.full_len(),
-                "connection {index} puts {large:?}"
-            ),
+            Doing::LargeBody(large) => {
+                assert!(
+                    large.put.id <= s.queue.last_id && large.put.full_len == large.body.full_len(),
+                    "connection {index} puts {large:?}"
+                );
+                input.is_empty() && large.filled < large.put.full_len as usize
+            }
+            Doing::Steps(Steps::Kick(kick)) => {
+                assert!(
+                    kick.tube == self.client.used && kick.left > 0,
+                    "connection {index} kicks {kick:?}, but uses {:?}",
+                    self.client.used
+                );
+                false
+            }
+            Doing::Steps(_) => false,
             Doing::ListTubes => {
                 assert_eq!(s.lists.requests_of(self.client.key), 1, "lists for connection {index}");
+                input.is_empty()
             }
-            Doing::Bodies(wanted) => wanted.check(self.client.key, s),
-            Doing::Line
-            | Doing::SkipLine(_)
-            | Doing::SkipBody(..)
-            | Doing::Steps(_)
-            | Doing::Wait(..)
-            | Doing::Report(_)
-            | Doing::Flush
-            | Doing::Closing
-            | Doing::Leaving(_) => {}
-        }
+            Doing::Bodies(wanted) => {
+                wanted.check(self.client.key, s);
+                input.is_empty()
+            }
+            Doing::SkipBody(..) | Doing::Wait(..) | Doing::Report(_) | Doing::Flush => {
+                input.is_empty()
+            }
+        };
+        assert!(
+            if *has_backlog { self.has_step(input) } else { is_incomplete },
+            "connection {index} buffers {} bytes in {doing:?}, backlog: {has_backlog}",
+            input.len()
+        );
     }
 
     /// Returns the memory of its input, of its output and of the bodies or clients that it lists, and the large bodies
