@@ -18,7 +18,7 @@ use super::commands::put::{self, LargePut, Put};
 use super::commands::reserve::{self, Reserve};
 use super::commands::{change, lines, pages, show};
 use super::keys::{JobKey, WatchKey};
-use super::protocol::batch::{Batch, ReplySize};
+use super::protocol::batch::Batch;
 use super::protocol::input::Input;
 use super::protocol::output::Output;
 use super::protocol::parse::LineTail;
@@ -104,7 +104,7 @@ pub enum Doing {
     Report(Report),
     /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
     Flush,
-    /// Nothing: it is closed when its output is sent.
+    /// Nothing: it is closed when its output is sent, and its input is not read any more.
     Closing,
     /// Nothing: it is closed, and gives back its watches and these jobs: [`Queue::disconnect`].
     Leaving(Vec<JobKey>),
@@ -477,11 +477,6 @@ impl Conn {
         self.mark_dirty(s);
     }
 
-    /// Closes the connection when its output is sent. Its input is not read any more.
-    pub fn close_after_write(&mut self) {
-        self.doing = Doing::Closing;
-    }
-
     /// Ends the wait of a client that has shut down its sending side, now and for later commands.
     /// More input may still arrive.
     pub fn half_close(&mut self, s: &mut Store) {
@@ -567,15 +562,6 @@ impl Conn {
         if written.is_err() {
             self.fail(s);
         }
-    }
-
-    /// Ensures that a reply of this size allocates nothing.
-    pub fn try_reserve_output(
-        &mut self,
-        s: &mut Store,
-        size: ReplySize,
-    ) -> Result<(), TryReserveError> {
-        self.output.try_reserve(size.text_len, size.parts, &mut s.pool)
     }
 
     // ---- Input ----

@@ -148,7 +148,7 @@ pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) 
     if jobs.iter().any(|&(job, _)| s.queue.jobs[job].body.is_cold()) {
         return want(c, s, &jobs, reply);
     }
-    if c.try_reserve_output(s, batch.size).is_err() {
+    if c.output.try_reserve(batch.size, &mut s.pool).is_err() {
         return refuse(c, s, reply, jobs.into_iter());
     }
     write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
@@ -513,7 +513,7 @@ pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
                 return false;
             }
             Fetched::Read(read) => {
-                let mut begun = Begun::new(read);
+                let mut begun = Begun { read, readers: Vec::new() };
                 let has_joined = begun.join(c.client.key).is_ok();
                 if has_joined {
                     s.reads.count_turn(wanted.class, read.len);
@@ -561,7 +561,7 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
         BodySource::Disk | BodySource::Read(_) => true,
     });
     let size = wanted.size(s);
-    if c.try_reserve_output(s, size).is_err() {
+    if c.output.try_reserve(size, &mut s.pool).is_err() {
         return give_up(c, s, &wanted);
     }
     s.waiting_bytes -= wanted.own_bytes();

@@ -169,7 +169,7 @@ pub fn skip_line(c: &mut Conn, mut tail: Option<LineTail>, input: &mut &[u8]) ->
 fn reject(c: &mut Conn, line: LineTail, word: Word) -> Answer {
     if line.is_http() {
         debug!("connection {}: received an HTTP request; closing after the reply", c.id());
-        c.close_after_write();
+        c.doing = Doing::Closing;
         return Err(Word::UnknownCommand);
     }
     Err(word)

@@ -21,7 +21,7 @@ pub mod put;
 pub mod reserve;
 pub mod show;
 
-use super::conn::Conn;
+use super::conn::{Conn, Doing};
 use super::protocol::parse::Argument::{
     self, Anything, Bound, Ids, LastTube, OptionalTube, Pause, State, Tag, Tube,
 };
@@ -126,7 +126,7 @@ impl Command {
 }
 
 fn quit(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
-    c.close_after_write();
+    c.doing = Doing::Closing;
     Ok(Reply::Later)
 }
 

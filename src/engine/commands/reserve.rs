@@ -30,7 +30,7 @@ pub struct Reserve {
 impl Reserve {
     /// Returns the reply if no job comes before the timeout.
     pub fn timeout_reply(self) -> Reply {
-        self.batch.map_or(Word::TimedOut.into(), |_| Reply::Number("RESERVED_BATCH ", 0))
+        self.batch.map_or(Reply::Word(Word::TimedOut), |_| Reply::Number("RESERVED_BATCH ", 0))
     }
 }
 
@@ -203,7 +203,7 @@ fn reserve_into_batch(
         }
         // A reply that waits for bodies takes its room when it has them.
         if !batch.has_cold && !s.queue.jobs[job].body.is_cold() {
-            c.try_reserve_output(s, batch.size_with(&s.queue.jobs[job].body))?;
+            c.output.try_reserve(batch.size_with(&s.queue.jobs[job].body), &mut s.pool)?;
         }
         batch.try_push(job, &s.queue.jobs[job])?;
         s.queue.make_reserved(job, &mut c.client);

@@ -18,6 +18,7 @@
 //! kernel has accepted. Most connections are idle, so an empty output is a null pointer. Buffers of
 //! sent outputs are reused from a pool.
 
+use super::batch::ReplySize;
 use crate::engine::binlog::{Progress, Seq};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
@@ -181,17 +182,12 @@ impl Output {
         Some(self.0.as_ref()?[0].held_back?.first?.since)
     }
 
-    /// Ensures that appending `text_len` bytes and `parts` large bodies allocates nothing.
-    pub fn try_reserve(
-        &mut self,
-        text_len: usize,
-        parts: usize,
-        pool: &mut Pool,
-    ) -> Result<(), TryReserveError> {
+    /// Ensures that a reply of this size allocates nothing.
+    pub fn try_reserve(&mut self, size: ReplySize, pool: &mut Pool) -> Result<(), TryReserveError> {
         let pending = self.pending(pool)?;
         headroom::leave(Headroom::Quarter, || {
-            pending.text.try_reserve(text_len)?;
-            pending.parts.try_reserve(parts)
+            pending.text.try_reserve(size.text_len)?;
+            pending.parts.try_reserve(size.parts)
         })
     }
 

@@ -82,10 +82,6 @@ const AHEAD: usize = 8;
 const MOST_UNREADABLE: usize = 4096;
 
 impl Begun {
-    pub fn new(read: RecordRead) -> Begun {
-        Begun { read, readers: Vec::new() }
-    }
-
     /// Lets the reply of a connection wait for it.
     pub fn join(&mut self, reader: ConnKey) -> Result<(), TryReserveError> {
         headroom::leave(Headroom::Quarter, || self.readers.try_reserve(1))?;
@@ -361,7 +357,7 @@ impl Queue {
         }
         binlog.wait_for(read.id);
         if !self.body_cache.begun.iter().any(|begun| begun.read.id == read.id) {
-            self.begin_read(Begun::new(read));
+            self.begin_read(Begun { read, readers: Vec::new() });
         }
         false
     }
