@@ -72,7 +72,7 @@ impl Lists {
         let key = self.recipients.pop()?;
         let is_last = self.recipients.is_empty();
         let complete = if is_last { self.complete.take() } else { self.complete.clone() };
-        Some((key, complete.map_or(Word::OutOfMemory.into(), Reply::LongList)))
+        Some((key, complete.map_or(Reply::Word(Word::OutOfMemory), Reply::LongList)))
     }
 }
 
@@ -124,9 +124,6 @@ impl Listing {
         for key in self.tubes.by_ref().take(most) {
             tubes.get(key).map_or(Ok(()), |tube| self.text.push_name(&tube.name))?;
         }
-        if self.tubes.len() > 0 {
-            return Ok(false);
-        }
-        self.text.finish().map(|()| true)
+        Ok(self.tubes.len() == 0)
     }
 }

@@ -24,7 +24,7 @@ pub struct DeleteBatch {
 /// `delete <id>`
 pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     delete_one(c, s, args.id())?;
-    Ok(Word::Deleted.into())
+    Ok(Reply::Word(Word::Deleted))
 }
 
 /// `delete-batch <id> ...`
@@ -75,14 +75,14 @@ fn delete_one(c: &mut Conn, s: &mut Store, id: u64) -> Result<(), Word> {
 pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
     s.queue.release(&mut c.client, job, args.number(1), args.number(2))?;
-    Ok(Word::Released.into())
+    Ok(Reply::Word(Word::Released))
 }
 
 /// `bury <id> <pri>`
 pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
     s.queue.bury(&mut c.client, job, args.number(1))?;
-    Ok(Word::Buried.into())
+    Ok(Reply::Word(Word::Buried))
 }
 
 /// `touch <id>`
@@ -92,7 +92,7 @@ pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     if s.queue.due(&s.queue.jobs[job]).is_some() {
         s.queue.touch(&mut c.client, job);
     }
-    Ok(Word::Touched.into())
+    Ok(Reply::Word(Word::Touched))
 }
 
 /// `touch-all`
@@ -134,7 +134,7 @@ pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
         JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NotFound),
     }
     s.queue.kick_one(job)?;
-    Ok(Word::KickedJob.into())
+    Ok(Reply::Word(Word::KickedJob))
 }
 
 // ---- Tubes ----
@@ -182,7 +182,7 @@ pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     }
     let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
     s.queue.pause(tube, secs);
-    Ok(Word::Paused.into())
+    Ok(Reply::Word(Word::Paused))
 }
 
 /// `flush-tube <tube>`

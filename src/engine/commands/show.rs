@@ -131,6 +131,5 @@ pub fn list_watched_step(
     if let Some(next) = next {
         return c.later(Steps::ListWatched(text, next));
     }
-    text.finish()?;
     Ok(Reply::LongList(Rc::new(text)))
 }

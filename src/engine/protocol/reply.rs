@@ -51,12 +51,6 @@ pub enum Reply {
     LongList(Rc<ListText>),
 }
 
-impl From<Word> for Reply {
-    fn from(word: Word) -> Reply {
-        Reply::Word(word)
-    }
-}
-
 impl From<TryReserveError> for Word {
     fn from(_: TryReserveError) -> Word {
         Word::OutOfMemory
@@ -121,9 +115,10 @@ impl Reply {
                 output.push(CR_LF, pool)
             }
             Reply::LongList(text) => {
-                let len = (text.bytes().len() - CR_LF.len()) as u64;
+                let len = text.bytes().len() as u64;
                 output.push(Line::new().number(len).word("OK ").bytes(), pool)?;
-                output.push_list(text, pool)
+                output.push_list(text, pool)?;
+                output.push(CR_LF, pool)
             }
             Reply::Document(text) => {
                 output.push(Line::new().number(text.len() as u64).word("OK ").bytes(), pool)?;

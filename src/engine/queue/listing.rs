@@ -5,12 +5,11 @@
 //! copy of its own. The system moves a long text by remapping its pages.
 
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::text::CR_LF;
 use std::cell::Cell;
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
-/// The bytes of a list; the CR LF behind them is added when it is complete.
+/// The bytes of a list.
 #[derive(Debug)]
 pub struct ListText {
     text: Vec<u8>,
@@ -32,11 +31,6 @@ impl ListText {
         self.push(b"- ")?;
         self.push(name.as_bytes())?;
         self.push(b"\n")
-    }
-
-    /// Adds the CR LF that ends the reply.
-    pub fn finish(&mut self) -> Result<(), TryReserveError> {
-        self.push(CR_LF)
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -71,8 +65,6 @@ mod tests {
             list.push_name(&name).expect("no memory");
             expected += &format!("- {name}\n");
         }
-        list.finish().expect("no memory");
-        expected += "\r\n";
         assert_eq!(list.bytes(), expected.as_bytes());
         assert_eq!(all_bytes.get(), expected.len() as u64);
         drop(list);
