@@ -128,7 +128,7 @@ impl<E: Entry> Heap<E> {
         let removed = self[index as usize];
         let last = self.pop_last().expect("an entry was just read from the heap");
         if (index as usize) < self.len() {
-            self.sift(index as usize, last, store);
+            self.replace(index, last, store);
         }
         removed
     }
@@ -148,11 +148,7 @@ impl<E: Entry> Heap<E> {
     /// # Panics
     /// The heap has no such index: the stored index is stale.
     pub fn replace(&mut self, index: u32, entry: E, store: &mut E::Store) {
-        self.sift(index as usize, entry, store);
-    }
-
-    /// Moves the hole at `index` up or down until `entry` fits, and fills it.
-    fn sift(&mut self, index: usize, entry: E, store: &mut E::Store) {
+        let index = index as usize;
         let rises = index > 0 && entry.is_before(self[parent_of(index)], store);
         if rises {
             self.sift_up(index, entry, store);
@@ -161,6 +157,7 @@ impl<E: Entry> Heap<E> {
         }
     }
 
+    /// Moves the hole up until `entry` fits, and fills it.
     fn sift_up(&mut self, mut hole: usize, entry: E, store: &mut E::Store) {
         while hole > 0 {
             let parent = parent_of(hole);
