@@ -95,23 +95,13 @@ impl<S: Read + Write> Link<S> {
         }
         // Only the beginning of a large body passes through the scratch buffer.
         let most = if is_large { s.queue.limits.head_read_bytes.min(most) } else { most };
-        self.read_input(s, &mut scratch[..most], clock)?;
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let read = stream.read(&mut scratch[..most]);
+        if let Some(count) = self.on_read(s, read, most, clock)? {
+            self.conn.receive(s, &scratch[..count]);
+        }
         if is_large {
             self.read_body(s, scratch, clock)?;
-        }
-        Ok(())
-    }
-
-    fn read_input(
-        &mut self,
-        s: &mut Store,
-        scratch: &mut [u8],
-        clock: &mut dyn FnMut() -> Nanos,
-    ) -> io::Result<()> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
-        let read = stream.read(scratch);
-        if let Some(count) = self.on_read(s, read, scratch.len(), clock)? {
-            self.conn.receive(s, &scratch[..count]);
         }
         Ok(())
     }
