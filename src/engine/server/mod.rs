@@ -383,16 +383,14 @@ impl<S> Server<S> {
             (true, false) | (false, false) | (true, true) => {}
         }
         if progress.ended > before.ended || (progress.has_overdue() && progress.now > before.now) {
-            let mut held_back = std::mem::take(&mut s.held_back);
-            for key in held_back.drain(..) {
+            for at in 0..s.held_back.len() {
                 // The connection may have been closed, and its key given to a new one.
-                self.with(key, |c, s| {
+                self.with(self.store.held_back[at], |c, s| {
                     c.is_held_back = false;
                     c.mark_dirty(s);
                 });
             }
-            // Its memory is reserved for all connections.
-            self.store.held_back = held_back;
+            self.store.held_back.clear();
         }
     }
 
