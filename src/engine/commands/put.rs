@@ -176,7 +176,7 @@ fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<A
 /// Returns the answer to a put whose key is in force.
 #[cold]
 fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
-    let hit = s.queue.find_unique(unique.digest)?;
+    let hit = s.queue.find_unique(unique.digest, None)?;
     s.queue.unique.hits += 1;
     Some(Ok(Reply::InsertedBefore(hit)))
 }

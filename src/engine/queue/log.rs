@@ -49,10 +49,8 @@ impl Queue {
 
     /// Reserves space for the records of the delete of a job with this key, and memory if the key is kept.
     pub(super) fn reserve_delete(&mut self, unique: Option<UniqueKey>) -> Result<(), NoSpace> {
-        let kept = match unique.filter(|&key| self.unique.will_keep(key)) {
-            Some(_) => Some(self.unique.try_reserve_kept()?),
-            None => None,
-        };
+        let kept = unique.filter(|&key| self.unique.will_keep(key));
+        let kept = kept.map(|_| self.unique.try_reserve_kept()).transpose()?;
         self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(kept))
     }
 

@@ -90,13 +90,8 @@ pub struct Hit {
 }
 
 impl Queue {
-    /// Returns the job that has this key in its tube, or had it and whose key is kept.
-    pub fn find_unique(&self, digest: Digest) -> Option<Hit> {
-        self.find_other(None, digest)
-    }
-
-    /// As [`Queue::find_unique`], but skips a job that was removed.
-    fn find_other(&self, removed: Option<JobKey>, digest: Digest) -> Option<Hit> {
+    /// Returns the job that has this key in its tube, or had it and whose key is kept. Skips a job that was `removed`.
+    pub fn find_unique(&self, digest: Digest, removed: Option<JobKey>) -> Option<Hit> {
         if digest.is_none() {
             return None;
         }
@@ -164,7 +159,7 @@ impl Queue {
         // delete has reserved both.
         let is_kept = of_job.ttl_secs > 0
             && until > self.now
-            && (flushed_by.is_none() || self.find_other(Some(job_key), digest).is_none())
+            && (flushed_by.is_none() || self.find_unique(digest, Some(job_key)).is_none())
             && self.reserve_delete(Some(key)).is_ok();
         let KeyOfJob { digest, ttl_secs, .. } = self.unique.remove(key);
         is_kept.then(|| self.unique.add_kept(digest, ttl_secs, job.id, until))
@@ -393,7 +388,7 @@ mod tests {
         let unique = Some((key.as_bytes(), ttl_secs));
         let new = queue.unique.new_key("a", unique, None, 0);
         queue.now = now;
-        let hit = queue.find_unique(new.digest);
+        let hit = queue.find_unique(new.digest, None);
         if hit.is_none() {
             let tube = queue.find_or_create_tube("a").unwrap();
             let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
