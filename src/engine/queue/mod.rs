@@ -281,14 +281,6 @@ impl Queue {
         Ok(tube)
     }
 
-    /// Removes the tubes that are not needed.
-    fn remove_idle_tubes(&mut self) {
-        // Backwards, because removing a tube moves the last one to its index.
-        for index in (0..self.tubes.len()).rev() {
-            self.remove_tube_if_idle(self.tubes.at(index));
-        }
-    }
-
     fn remove_tube_if_idle(&mut self, tube: TubeKey) {
         if self.tubes.remove_if_idle(tube) {
             self.tube_timers.remove(tube);
@@ -308,7 +300,15 @@ impl Queue {
         unique: Option<&NewKey>,
         body: Body,
     ) -> Result<(), NoSpace> {
-        let fits = headroom::leave(Headroom::Whole, || self.ensure_fits(key, unique, &body));
+        let fits = headroom::leave(Headroom::Whole, || {
+            self.jobs.try_reserve_one()?;
+            if let Some(unique) = unique {
+                // First, since a removal may use memory that was reserved for an insertion.
+                self.forget_expired(unique.digest);
+                self.unique.try_reserve_one(unique.con)?;
+            }
+            self.reserve_put(key, body.full_len() as usize, unique)
+        });
         if let Err(no_space) = fits {
             self.drop_body(body);
             self.remove_tube_if_idle(key);
@@ -329,21 +329,6 @@ impl Queue {
         self.attach(job, target);
         self.make_cold_if_full(job);
         Ok(())
-    }
-
-    fn ensure_fits(
-        &mut self,
-        key: TubeKey,
-        unique: Option<&NewKey>,
-        body: &Body,
-    ) -> Result<(), NoSpace> {
-        self.jobs.try_reserve_one()?;
-        if let Some(unique) = unique {
-            // First, since a removal may use memory that was reserved for an insertion.
-            self.forget_expired(unique.digest);
-            self.unique.try_reserve_one(unique.con)?;
-        }
-        self.reserve_put(key, body.full_len() as usize, unique)
     }
 
     /// Adds a detached job with a new id. There must be memory for it.

@@ -330,7 +330,10 @@ impl ReplayState<'_> {
         self.last_states.remove(key);
         let job = self.queue.jobs.remove(key);
         self.files.supersede(Owner::Job(key));
-        self.remove_job(key, &job);
+        if let Some(unique) = job.unique() {
+            self.queue.unique.remove(unique);
+        }
+        self.files.remove(Owner::Job(key));
         self.queue.drop_job(job);
         kept.map_or(Ok(()), |(number, kept)| self.keep_key(number, &kept))
     }
@@ -453,7 +456,10 @@ impl ReplayState<'_> {
         }
         // If the clock was set back, the rest of the time of a kept key is at most its TTL.
         self.queue.unique.limit_kept(now);
-        self.queue.remove_idle_tubes();
+        // Backwards, because removing a tube moves the last one to its index.
+        for index in (0..self.queue.tubes.len()).rev() {
+            self.queue.remove_tube_if_idle(self.queue.tubes.at(index));
+        }
         Ok(())
     }
 }

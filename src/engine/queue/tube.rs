@@ -118,11 +118,6 @@ impl Tube {
         self.jobs.buried.front().map(JobKey::from_number)
     }
 
-    /// Returns the index in the order of `list-tubes`.
-    pub fn list_index(&self) -> usize {
-        self.list_index as usize
-    }
-
     /// Returns a hash of the tube and a connection. The hash of the name is keyed with a secret, so
     /// that no client can choose tubes whose watches share a bucket.
     pub fn hash_with(&self, conn: ConnKey) -> u32 {
@@ -207,9 +202,9 @@ impl Tubes {
         self.removed_count += 1;
         // Quirk: the last tube of the list moves to the index of the removed one; pinned by
         // tests/conversations/list-tubes-order.txt.
-        let removed = self.order.swap_remove(tube.list_index());
+        let removed = self.order.swap_remove(tube.list_index as usize);
         assert_eq!(removed, key, "the list index of a tube belongs to another tube");
-        if let Some(&moved) = self.order.get(tube.list_index()) {
+        if let Some(&moved) = self.order.get(tube.list_index as usize) {
             self[moved].list_index = tube.list_index;
         }
         true
@@ -231,7 +226,10 @@ impl Tubes {
             let tube = self.get(key);
             let tube = tube.unwrap_or_else(|| panic!("no tube {key:?}, listed at {index}"));
             let name = &tube.name;
-            assert_eq!(tube.list_index(), index, "stored and actual list index of tube {name}");
+            assert_eq!(
+                tube.list_index as usize, index,
+                "stored and actual list index of tube {name}"
+            );
             assert_eq!(self.find(name), Some(key), "key found for tube {name}, and its own");
             assert!(key == TubeKey::DEFAULT || !tube.is_idle(), "idle tube {name} is kept");
         }

@@ -153,7 +153,8 @@ impl Queue {
         let watching = &mut client.watching;
         // Most connections watch one tube: there is nothing to compare and nothing to cache.
         if watching.len() == 1 {
-            let Some(only) = watching.first(&self.watches) else { return Ok(Search::Nothing) };
+            let Some(only) = watching.first_watch() else { return Ok(Search::Nothing) };
+            let only = self.watches[only].tube;
             if !self.park_blocked(only) {
                 return Ok(Search::Unfinished);
             }
@@ -359,11 +360,6 @@ impl Watching {
     /// Returns the first watch in the order of `list-tubes-watched`.
     pub fn first_watch(&self) -> Option<WatchKey> {
         self.all.front().map(WatchKey::from_number)
-    }
-
-    /// Returns the first tube in the order of `list-tubes-watched`.
-    pub fn first(&self, watches: &Watches) -> Option<TubeKey> {
-        self.first_watch().map(|watch| watches[watch].tube)
     }
 
     /// Returns the next watch in the order of `list-tubes-watched`.

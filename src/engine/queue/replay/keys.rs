@@ -8,7 +8,6 @@ use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::record::KeyRecord;
 use crate::engine::keys::{JobKey, Owner, UniqueKey};
-use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
 use std::collections::TryReserveError;
 
@@ -49,14 +48,6 @@ impl ReplayState<'_> {
         let len = self.files.entry(Owner::Job(key)).live_bytes() + SHORT;
         self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
-    }
-
-    /// Removes the entry and the key of a job that was removed from under `key`.
-    pub(super) fn remove_job(&mut self, key: JobKey, job: &Job) {
-        if let Some(unique) = job.unique() {
-            self.queue.unique.remove(unique);
-        }
-        self.files.remove(Owner::Job(key));
     }
 
     /// Keeps the key of a deleted job, if the record is that of a kept key, and no job has the key.
