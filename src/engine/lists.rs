@@ -9,9 +9,8 @@ use super::queue::listing::ListText;
 use super::queue::tube::Tubes;
 use super::store::{BUFFERS_DIVISOR, Store};
 use std::cell::Cell;
-use std::collections::TryReserveError;
+use std::collections::{TryReserveError, VecDeque};
 use std::rc::Rc;
-use std::vec;
 
 /// The lists that are being made or sent.
 #[derive(Debug, Default)]
@@ -33,7 +32,7 @@ pub struct Lists {
 #[derive(Debug)]
 struct Listing {
     /// The tubes that there were when it was begun, without those that were listed or are gone.
-    tubes: vec::IntoIter<TubeKey>,
+    tubes: VecDeque<TubeKey>,
     text: ListText,
 }
 
@@ -115,15 +114,16 @@ impl Listing {
         let mut keys = Vec::new();
         headroom::leave(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
         keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
-        Ok(Listing { tubes: keys.into_iter(), text: ListText::new(all_bytes)? })
+        Ok(Listing { tubes: keys.into(), text: ListText::new(all_bytes)? })
     }
 
     /// Lists at most `most` tubes. A tube that exists during all steps is listed once. Returns whether the list is
     /// complete.
     fn step(&mut self, tubes: &Tubes, most: usize) -> Result<bool, TryReserveError> {
-        for key in self.tubes.by_ref().take(most) {
+        let count = self.tubes.len().min(most);
+        for key in self.tubes.drain(..count) {
             tubes.get(key).map_or(Ok(()), |tube| self.text.push_name(&tube.name))?;
         }
-        Ok(self.tubes.len() == 0)
+        Ok(self.tubes.is_empty())
     }
 }
