@@ -234,6 +234,45 @@ fn deletes_work_after_a_start_with_a_limit_of_what_the_files_take() {
     assert!(disk.used_by_binlog() <= limit, "{}", disk.names());
 }
 
+/// C beanstalkd leaves space for the delete of each job, and no more.
+#[test]
+fn space_comes_back_on_a_disk_that_was_full_at_the_start() {
+    const FILE_SIZE: u32 = 65_536;
+    const JOBS: u64 = 4_000;
+    let options = Options::binlog(FILE_SIZE, Syncing::Never).with_max_job_size(2000);
+    for buried in [101, 20, 5] {
+        let (disk, mut server) = start(options);
+        for id in 1..=JOBS {
+            assert!(server.put("x".repeat(800)).is_some());
+            if id % buried == 0 {
+                server.ask(format!("reserve-job {id}\r\n"));
+                server.expect(format!("bury {id} 1\r\n"), "BURIED\r\n");
+            }
+        }
+        server.close();
+        let deletes = (JOBS * 84).next_multiple_of(4096) + 4096;
+        let full = used_by_records(&disk) + deletes;
+        disk.faults().capacity = Some(full);
+        let mut server = Instance::start(&disk, options, server.now);
+        assert_eq!(server.put("x"), None, "the disk is not full");
+        for id in (1..=JOBS).filter(|id| id % buried != 0) {
+            server.delete(id);
+        }
+        server.idle(1_000);
+        let live = JOBS / buried * 900;
+        let (used, case) = (disk.used_by_binlog(), format!("every {buried}th job is buried"));
+        assert!(server.put("x").is_some(), "{case}: puts are refused with {used} bytes of files");
+        assert!(used < 3 * live + 3 * u64::from(FILE_SIZE), "{case}: {used} bytes for {live}");
+    }
+}
+
+/// Returns the bytes of the blocks that the records take.
+fn used_by_records(disk: &FakeDisk) -> u64 {
+    let files = disk.live_files();
+    let used = files.values().map(|bytes| bytes.iter().rposition(|&byte| byte != 0).unwrap_or(0));
+    used.map(|last| (last as u64 + 1).next_multiple_of(4096)).sum()
+}
+
 #[test]
 fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
     let disk = FakeDisk::with_capacity(3 * 8192);

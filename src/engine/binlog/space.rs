@@ -34,7 +34,7 @@ pub struct Space {
     ceiling: u64,
     /// The last attempt to take space, if that failed and no file was removed since: the disk is full.
     pub refusal: Option<Refusal>,
-    /// At the start there was too little space for the deletes of all jobs.
+    /// It began without headroom.
     began_short: bool,
     log: RefusalLog,
 }
@@ -147,10 +147,11 @@ impl Binlog {
                     self.files.last_number(),
                     self.room()
                 );
-                self.space.began_short = true;
                 break;
             }
         }
+        let room = self.room() + self.measure_space() / SHORT;
+        self.space.began_short = room < records + self.min_headroom();
         self.space.ceiling = self.files.sums.disk_bytes + self.space.file_size;
         if self.exceeds_limit() {
             warn!(
@@ -258,7 +259,13 @@ impl Binlog {
 
     /// Returns how many bytes of records compaction can write to the files that exist.
     pub(super) fn room_for_moves(&self) -> u64 {
-        self.room().saturating_sub(self.files.delete_records() + LAST_HEADROOM) * SHORT
+        self.room().saturating_sub(self.kept_deletes() + LAST_HEADROOM) * SHORT
+    }
+
+    /// Returns for how many deletes compaction leaves room. A server that began short borrows some of it until the
+    /// file that it empties is removed.
+    pub(super) fn kept_deletes(&self) -> u64 {
+        self.files.delete_records() / if self.space.began_short { 2 } else { 1 }
     }
 
     /// Returns three times the live bytes and two files.
@@ -343,7 +350,7 @@ impl Binlog {
 
     /// Reserves space for records of `len` bytes that may use the headroom of compaction.
     pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
-        self.reserve(len, self.files.delete_records(), 0)
+        self.reserve(len, self.kept_deletes(), 0)
     }
 
     /// Reserves space for a record of `len` bytes. There must be room behind it for these short records of

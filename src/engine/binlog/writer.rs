@@ -52,7 +52,7 @@ impl Binlog {
             return true;
         }
         let records = 1 + self.files.prepared().len() as u64;
-        if self.room() < self.files.delete_records() + records {
+        if self.room() < self.kept_deletes() + records {
             return false;
         }
         while self.files.current().left() < SHORT {
