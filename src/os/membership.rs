@@ -38,6 +38,16 @@ impl EtcdOptions {
     pub fn puts_end(&self) -> u64 {
         self.quota / 8 * 7
     }
+
+    /// Returns the same of moves. What a move frees is in use for some minutes more.
+    pub fn moves_end(&self) -> u64 {
+        self.quota / 32 * 29
+    }
+
+    /// Returns how many bytes of deletes fit behind that in any case. More deletes need space before it.
+    pub fn deletes_room(&self) -> u64 {
+        self.quota / 16
+    }
 }
 
 /// The files for TLS, in PEM format.

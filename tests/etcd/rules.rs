@@ -575,6 +575,26 @@ fn rule_10_puts_are_refused_before_etcd_is_full() {
 }
 
 #[test]
+fn rule_10_the_last_space_is_for_deletes() {
+    let mut cluster = single();
+    for (used, deletes, [puts, moves]) in [
+        (QUOTA / 8 * 7 - 1000, QUOTA / 16, [false, false]),
+        (QUOTA / 8 * 7, 0, [true, false]),
+        (QUOTA / 32 * 29, 0, [true, true]),
+        (QUOTA / 2, QUOTA / 16 * 7 - 1000, [false, false]),
+        (QUOTA / 2, QUOTA / 16 * 7, [true, false]),
+        (QUOTA / 2, QUOTA / 2, [true, true]),
+    ] {
+        cluster.world().sizes = [[used, used]; 3];
+        cluster.server(0).note_deletes(deletes);
+        cluster.run(2_100);
+        let server = cluster.server(0);
+        let refused = [server.refuses_puts(), server.refuses_moves()];
+        assert_eq!(refused, [puts, moves], "{used} bytes in use, {deletes} of deletes");
+    }
+}
+
+#[test]
 fn rule_10_a_lack_of_space_names_what_helps() {
     let text = failure(8, "mvcc: database space exceeded").text;
     assert!(text.ends_with("then disarm its alarm"), "{text}");

@@ -537,6 +537,14 @@ impl Server {
         self.disk.refuses_puts()
     }
 
+    pub fn refuses_moves(&self) -> bool {
+        self.disk.refuses_moves()
+    }
+
+    pub fn note_deletes(&mut self, len: u64) {
+        self.disk.note_deletes(len);
+    }
+
     /// Lets time pass on its clock.
     fn pass(&mut self, by_ms: u64) {
         self.clock_ns += by_ms * 1_000_000 * self.speed / 100;

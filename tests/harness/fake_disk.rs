@@ -939,4 +939,8 @@ impl Disk for FakeDisk {
         let state = self.0.borrow();
         state.remote.is_some() && state.faults.capacity.is_some()
     }
+
+    fn refuses_moves(&self) -> bool {
+        self.refuses_puts()
+    }
 }

@@ -103,12 +103,12 @@ impl Binlog {
     }
 
     fn can_move(&self) -> bool {
-        !self.is_congested() && self.compaction.awaited.is_none()
+        !self.is_congested() && self.compaction.awaited.is_none() && !self.disk.refuses_moves()
     }
 
     /// Returns when the next idle step is due.
     pub(super) fn compaction_due(&self) -> Option<Nanos> {
-        let is_due = self.can_move() && self.is_compaction_wanted();
+        let is_due = self.is_compaction_wanted() && self.can_move();
         is_due.then_some(self.compaction.idle_step_at)
     }
 
@@ -136,7 +136,7 @@ impl Binlog {
     /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_to_move(&mut self) -> Option<Owner> {
-        if !self.must_move() || !self.can_move() || !self.is_compaction_wanted() {
+        if !self.must_move() || !self.is_compaction_wanted() || !self.can_move() {
             return None;
         }
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with

@@ -122,8 +122,16 @@ pub trait Disk {
         false
     }
 
+    /// Notes how many bytes of deletes are to come. A remote disk, on which no file has space ahead, keeps them free.
+    fn note_deletes(&mut self, _len: u64) {}
+
     /// Returns whether the disk has no space for more than what was made, so that puts are refused.
     fn refuses_puts(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it has none for moves either, which free space only later.
+    fn refuses_moves(&self) -> bool {
         false
     }
 

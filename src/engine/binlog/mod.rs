@@ -283,6 +283,7 @@ impl Binlog {
         if self.drained_due().is_some_and(|due| due <= now) {
             self.rewind();
         }
+        self.disk.note_deletes(self.files.delete_records() * SHORT);
         self.write_batch();
         self.end_sync(false);
         self.status()?;

@@ -203,9 +203,18 @@ impl Disk for EtcdDisk {
         true
     }
 
+    fn note_deletes(&mut self, len: u64) {
+        self.shared.state().owed_len = len;
+    }
+
     fn refuses_puts(&self) -> bool {
         let state = self.shared.state();
-        state.is_full || state.written_len >= state.puts_end
+        state.is_beyond(state.puts_end)
+    }
+
+    fn refuses_moves(&self) -> bool {
+        let state = self.shared.state();
+        state.is_beyond(state.moves_end)
     }
 
     fn stored_bytes(&self) -> u64 {

@@ -403,13 +403,15 @@ fn note_size(
 ) -> (u64, bool) {
     let mut state = shared.state();
     // Perhaps since the last look.
-    let refused = state.written_len >= state.puts_end;
+    let refused = state.is_beyond(state.puts_end);
     // etcd uses free pages again, but counts them.
     let is_large = size >= etcd.quota / 16 * 15;
     let room = if is_large { 0 } else { etcd.puts_end().saturating_sub(used) };
     // Without room it has come: no less is written than was stored.
     state.puts_end = counted_len + room;
-    (state.written_len - counted_len, refused || state.written_len >= state.puts_end)
+    state.deletes_room = etcd.deletes_room();
+    state.moves_end = counted_len + etcd.moves_end().saturating_sub(used);
+    (state.written_len - counted_len, refused || state.is_beyond(state.puts_end))
 }
 
 /// Returns whether this version of etcd is not too old.

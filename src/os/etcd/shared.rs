@@ -45,8 +45,12 @@ pub struct State {
     pub written_len: u64,
     /// That of the changes that are stored.
     pub stored_len: u64,
-    /// Once that many are written, what etcd has left is kept for deletes.
+    /// Once that many are written, what etcd has left is kept for deletes, and for moves until the second one.
     pub puts_end: u64,
+    pub moves_end: u64,
+    /// The bytes of the deletes of all jobs, and those for which space is kept in any case.
+    pub owed_len: u64,
+    pub deletes_room: u64,
     pub stored_bytes: u64,
     /// The durations of transactions.
     pub transactions: Histogram,
@@ -54,9 +58,17 @@ pub struct State {
     waker: Option<Waker>,
 }
 
+impl State {
+    /// Returns whether what etcd has beyond this end is all needed for deletes.
+    pub fn is_beyond(&self, end: u64) -> bool {
+        let needed = self.owed_len.saturating_sub(self.deletes_room);
+        self.is_full || self.written_len.saturating_add(needed) >= end
+    }
+}
+
 impl Shared {
     pub fn new(clock: Clock) -> Shared {
-        let state = State { puts_end: u64::MAX, ..State::default() };
+        let state = State { puts_end: u64::MAX, moves_end: u64::MAX, ..State::default() };
         Shared { clock, state: Mutex::new(state), won: Notify::new() }
     }
 
