@@ -97,6 +97,8 @@ pub struct World {
     pub is_outdated: bool,
     /// How long it takes each value that is read to come.
     pub ms_for_each_value: u64,
+    /// Transactions with more bytes of values never arrive, if this is set.
+    pub longest_in_time: Option<usize>,
     sent: Vec<Kind>,
 }
 
@@ -341,6 +343,12 @@ impl Node for Connection {
     fn txn(&self, txn: Txn) -> Answer<TxnResponse> {
         let txn = PbTxnRequest::from(txn);
         let (kind, node) = (Store::kind(&txn), self.node);
+        {
+            let mut world = self.fake.world();
+            if world.longest_in_time.is_some_and(|longest| Store::value_len(&txn) > longest) {
+                world.script(self.server, kind, [Fault::lost_request()]);
+            }
+        }
         let answer = self.send(kind, move |world| world.store_of(node).txn(&txn));
         let each = Duration::from_millis(self.fake.world().ms_for_each_value);
         Box::pin(async move {

@@ -1004,6 +1004,25 @@ fn rule_4_a_chunk_that_etcd_refuses_as_too_large_is_divided_as_far_as_is_useful(
 }
 
 #[test]
+fn rule_4_a_chunk_that_does_not_come_in_time_is_divided() {
+    let mut cluster = single();
+    cluster.longest_wait_ms = 30_000;
+    cluster.world().longest_in_time = Some(40_000);
+    cluster.store(0, &[b'x'; 300_000]);
+    cluster.world().longest_in_time = None;
+    // Short ones that come in time make them longer again.
+    let chunks_of = |cluster: &mut Cluster, len| {
+        let before = cluster.world().count(Kind::Write);
+        cluster.store(0, &vec![b'x'; len]);
+        cluster.world().count(Kind::Write) - before
+    };
+    chunks_of(&mut cluster, 300_000);
+    assert!(chunks_of(&mut cluster, 500_000) <= 4, "the chunks stay short");
+    assert_eq!(cluster.ends, []);
+    restart(&mut cluster);
+}
+
+#[test]
 fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
     let mut cluster = single();
     for _ in 0..180 {

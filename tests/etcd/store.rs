@@ -82,6 +82,17 @@ impl Store {
         }
     }
 
+    /// Returns the bytes of all values that a transaction puts.
+    pub fn value_len(txn: &PbTxnRequest) -> usize {
+        let puts = requests(txn).filter_map(|request| match request {
+            PbTxnOpRequest::RequestPut(put) => Some(put.value.len()),
+            PbTxnOpRequest::RequestDeleteRange(_)
+            | PbTxnOpRequest::RequestRange(_)
+            | PbTxnOpRequest::RequestTxn(_) => None,
+        });
+        puts.sum()
+    }
+
     pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, Failure> {
         let mut len = 0;
         for request in requests(txn) {

@@ -117,20 +117,19 @@ impl Member {
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
         let two = GetOptions::new().with_prefix().with_limit(2);
-        let names = two.clone().with_keys_only();
         let one = |key| TxnOp::get(key, None);
-        let some = |key, options: &GetOptions| TxnOp::get(key, Some(options.clone()));
-        let (all, files) = (some(keys.all(), &names), some(keys.files(), &names));
-        let (format, leader, last) = (one(keys.format()), one(keys.leader()), one(keys.last()));
-        let reads = [format, leader, last, all, files, some(keys.chunks(), &two)];
-        let txn = Txn::new().and_then(reads).or_else(self.needed_rights());
+        let names = |key| TxnOp::get(key, Some(two.clone().with_keys_only()));
+        let reads =
+            [one(keys.format()), one(keys.leader()), names(keys.all()), names(keys.files())];
+        let reads = reads.into_iter().chain([names(keys.chunks())]);
+        let txn = Txn::new().and_then(reads.collect::<Vec<_>>()).or_else(self.needed_rights());
         let answer = self.nodes.ask(|node| node.txn(txn)).await?;
         // etcd answers this without a user too, so it comes after what a node may refuse.
         let status = self.nodes.ask(|node| node.status()).await?;
         let version = status.version();
         let (revision, mut found) = outcome(&answer);
         let mut next = || found.next().unwrap_or_default();
-        let (format, leader, last) = (next().pop(), next().pop(), next().pop());
+        let (format, leader) = (next().pop(), next().pop());
         let (all, files, chunks) = (next(), next(), next());
         let other = all.iter().find(|pair| pair.key() != keys.leader().as_bytes());
         let is_importing = format.as_ref().is_some_and(|pair| pair.value() == IMPORTING.as_bytes());
@@ -176,8 +175,9 @@ impl Member {
                 keys.all()
             ),
             (None, None) | (Some(_), _) => {
-                if let Some(key) = self.lost_key(&files, &chunks, last.as_ref()) {
-                    return Err(Failure::lasting(keys.missing(&key)));
+                // A chunk is long, and a server that stands by looks again and again.
+                if waited_for.is_none() {
+                    self.check_first_keys(two).await?;
                 }
                 let has_chunks = !chunks.is_empty();
                 let format = format.map_or(0, |pair| pair.mod_revision());
@@ -194,23 +194,25 @@ impl Member {
         if self.duty == Duty::Read { Vec::new() } else { vec![delete] }
     }
 
-    /// Returns a key that is missing, given the first keys of files and chunks, and that of the last chunk.
-    fn lost_key(
-        &self,
-        files: &[KeyValue],
-        chunks: &[KeyValue],
-        last: Option<&KeyValue>,
-    ) -> Option<String> {
+    /// Fails if the key of a first file is missing, or all chunks. `two` are the options to read two of them.
+    async fn check_first_keys(&mut self, two: GetOptions) -> Result<(), Failure> {
         let keys = &self.keys;
+        let (files, last) = (two.clone().with_keys_only(), GetOptions::new());
+        let reads = [(keys.files(), files), (keys.last(), last), (keys.chunks(), two)];
+        let found = self.nodes.page(&reads).await?;
+        let [files, last, chunks] = [0, 1, 2].map(|index| &found[index]);
         let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
         // A file that was removed lacks the bytes of its first chunk too.
         let lost = chunks
             .iter()
             .filter_map(|pair| Chunk::decode(pair.value()))
             .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
-        let last = last.filter(|_| chunks.is_empty());
+        let last = last.first().filter(|_| chunks.is_empty());
         let last = last.map(|pair| keys.chunk(parse_last(pair.value()).0));
-        lost.map(|chunk| keys.file(chunk.file)).or(last)
+        match lost.map(|chunk| keys.file(chunk.file)).or(last) {
+            Some(key) => Err(Failure::lasting(keys.missing(&key))),
+            None => Ok(()),
+        }
     }
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left

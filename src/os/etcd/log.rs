@@ -37,8 +37,9 @@ pub struct Log {
     files: BTreeMap<FileNumber, File>,
     /// Files that were read.
     pub cache: Files,
-    /// The most bytes in a chunk.
+    /// The most bytes in a chunk, which must come in time, and which etcd takes.
     chunk_max: usize,
+    longest_chunk: usize,
     /// No chunk below this number is left. From here to the first chunk of the oldest file are those of
     /// removed files.
     lowest: ChunkNumber,
@@ -73,6 +74,7 @@ impl Log {
             files: BTreeMap::new(),
             cache: Files::new(),
             chunk_max: CHUNK_MAX,
+            longest_chunk: CHUNK_MAX,
             lowest: 0,
             noted: (0, Nanos::ZERO),
         }
@@ -174,7 +176,7 @@ impl Log {
     /// Reads the chunks of all files before this one, but for those in the cache. Each page also has the files that
     /// are there at its moment.
     async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks, Failure> {
-        let (mut chunks, mut next, mut limit) = (Chunks::new(), 0, 64);
+        let (mut chunks, mut next, mut limit) = (Chunks::new(), 0, 8);
         let leads = self.member.shared.state().has_won;
         let most = self.noted.0 + self.noted.0.saturating_sub(self.lowest) + MOST_NEW;
         loop {
@@ -310,10 +312,14 @@ impl Log {
     /// Makes all changes, in their order. Fails if the server does not lead any more, or cannot.
     pub async fn store(&mut self, changes: Vec<Change>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.member.shared);
+        let mut log = log_failures(&shared);
         for mut change in changes {
             // A server that has lost its lease makes no more changes.
-            ask_again(async || self.change(&mut change).await, |_| shared.standing().is_ok())
-                .await?;
+            let leads = |failure: &Failure| {
+                log(failure);
+                shared.standing().is_ok()
+            };
+            ask_again(async || self.change(&mut change).await, leads).await?;
         }
         Ok(())
     }
@@ -323,13 +329,7 @@ impl Log {
         match change {
             Change::Append { file, offset, bytes } => {
                 while !bytes.is_empty() {
-                    let len = match self.append(*file, *offset, bytes).await {
-                        Err(failure) if failure.kind == Kind::TooLarge => {
-                            self.shorten_chunks(failure)?;
-                            continue;
-                        }
-                        done => done?,
-                    };
+                    let len = self.append(*file, *offset, bytes).await?;
                     bytes.drain(..len);
                     *offset += len as u64;
                 }
@@ -363,7 +363,8 @@ impl Log {
 
     /// Halves the chunks, which etcd refuses as too large.
     fn shorten_chunks(&mut self, Failure { text, .. }: Failure) -> Result<(), Failure> {
-        self.chunk_max /= 2;
+        self.longest_chunk = self.chunk_max / 2;
+        self.chunk_max = self.longest_chunk;
         if self.chunk_max >= SHORTEST_CHUNK {
             return Ok(());
         }
@@ -371,8 +372,34 @@ impl Log {
         Err(Failure::lasting(format!("{text}; {remedy}")))
     }
 
-    /// Adds a chunk with the first ones of these bytes. Returns how many are stored.
+    /// Adds a chunk with the first ones of these bytes. Returns how many are stored. After a failure the next
+    /// chunk is shorter, since this one may not have come in time, and after a quick success longer again.
     async fn append(
+        &mut self,
+        number: FileNumber,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Failure> {
+        loop {
+            let begun_at = self.member.shared.now();
+            match self.append_chunk(number, offset, bytes).await {
+                Err(failure) if failure.kind == Kind::TooLarge => self.shorten_chunks(failure)?,
+                Err(failure) => {
+                    self.chunk_max = (self.chunk_max / 2).max(SHORTEST_CHUNK);
+                    return Err(failure);
+                }
+                Ok(len) => {
+                    let took = self.member.shared.now().since(begun_at).as_nanos();
+                    if u128::from(took) * 4 < self.member.nodes.timeout.as_nanos() {
+                        self.chunk_max = (self.chunk_max * 2).min(self.longest_chunk);
+                    }
+                    return Ok(len);
+                }
+            }
+        }
+    }
+
+    async fn append_chunk(
         &mut self,
         number: FileNumber,
         offset: u64,
@@ -393,8 +420,8 @@ impl Log {
         }
         if !self.is_made(when, puts).await? {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
-            let (found, _) = self.member.nodes.get(key).await?;
-            let found = found.as_ref().and_then(|pair| Chunk::decode(pair.value()));
+            let found = self.member.nodes.page(&[(key, GetOptions::new())]).await?;
+            let found = found[0].first().and_then(|pair| Chunk::decode(pair.value()));
             let is_own = |chunk: &Chunk<'_>| {
                 (chunk.file, chunk.offset) == (number, offset)
                     && chunk.bytes.len() >= len
