@@ -307,6 +307,7 @@ impl Conn {
     // ---- Running ----
 
     /// Runs bytes that have arrived, after those that were buffered, and buffers the rest.
+    #[inline(always)]
     pub fn receive(&mut self, s: &mut Store, bytes: &[u8]) {
         if !self.input.is_empty() {
             if self.push_input(s, bytes).is_ok() {
@@ -420,6 +421,7 @@ impl Conn {
     }
 
     /// Runs the next step of a command.
+    #[inline(never)]
     fn go_on(&mut self, s: &mut Store, steps: Steps) -> Answer {
         match steps {
             Steps::Kick(kick) => change::kick_step(self, s, kick),

@@ -467,6 +467,8 @@ impl<S: Read + Write> Server<S> {
 
     /// Runs buffered commands, reads once, and runs what has come. Closes a connection that has ended, unless it has
     /// output.
+    // Within the loop it would take the registers that the loop needs.
+    #[inline(never)]
     fn visit(&mut self, key: ConnKey, clock: &mut dyn FnMut() -> Nanos) {
         let Server { links, store: s, scratch, read_len, .. } = self;
         let Some(link) = link_of(links, key) else { return };
