@@ -95,6 +95,7 @@ impl Simulation {
                 }
             }
             let seen = seen.to_vec();
+            self.model.reserved_seen = self.driver.facts().jobs()[1];
             let has_run = self.model.run_next(client, self.now(), &seen);
             self.wait_for_bodies();
             if !has_run {

@@ -4,6 +4,7 @@ use super::super::request::{self, Argument, Arguments, Command, Malformed, PutTa
 use super::input::Expects;
 use super::replies::list;
 use super::{Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Waiter};
+use crate::harness::fake_disk::to_usize;
 use std::rc::Rc;
 
 /// The commands of C beanstalkd.
@@ -369,7 +370,13 @@ impl Model {
         if secs > 0 {
             tube.pause = Some((secs, call.now + u64::from(secs) * SECOND));
         } else {
-            self.end_pause(name, self.options.limits.wakes_per_step, call.now);
+            let mut wakes = self.options.limits.wakes_per_step;
+            if self.jobs.iter().any(|job| job.con.is_some()) {
+                // A step that parks jobs has less left for wakes.
+                let [_, reserved, ..] = self.jobs_in_states();
+                wakes = wakes.min(to_usize(self.reserved_seen.saturating_sub(reserved)));
+            }
+            self.end_pause(name, wakes, call.now);
         }
         self.pauses_changed = self.next_seq();
         self.reply(call.by, "PAUSED");
