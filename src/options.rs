@@ -1,6 +1,6 @@
 //! Parses the command line into [`Options`]: every flag, its meaning and its default.
 //!
-//! The flags are those of C beanstalkd, with long forms, and some more. The values are checked here,
+//! The flags are those of C, with long forms, and some more. The values are checked here,
 //! so that options need no further checks.
 
 mod etcd;
@@ -189,7 +189,7 @@ fn parser(with_etcd: bool) -> getopts::Options {
 }
 
 impl Flags {
-    /// Returns a size that C beanstalkd limits too. A larger one becomes `most`, with a warning.
+    /// Returns a size that C limits too. A larger one becomes `most`, with a warning.
     fn limited_size(
         &self,
         flag: &str,
@@ -201,6 +201,7 @@ impl Flags {
         let parse = |text: &str| c_number(text).or_else(|| size(text));
         let asked = self.value(flag, A_SIZE, parse)?.unwrap_or(default.into());
         if asked > most.into() {
+            let asked = self.text(flag).unwrap_or_default();
             warnings.push(format!("-{flag} {asked}: above the maximum; {what} is {most} bytes"));
         }
         Ok(u32::try_from(asked).map_or(most, |asked| asked.min(most)))
@@ -302,7 +303,7 @@ fn body_cache(flags: &Flags, binlog: Option<&BinlogPlace>) -> Result<Option<u64>
 
 fn fsync(flags: &Flags) -> Result<Syncing, String> {
     let millis = flags.value("f", "a number in range", c_number)?.unwrap_or(DEFAULT_FSYNC_MS);
-    // As in C beanstalkd, signed nanoseconds that overflow are 0.
+    // As in C, signed nanoseconds that overflow are 0.
     let nanos = millis.wrapping_mul(1_000_000);
     Ok(if flags.has("F") && !flags.is_last("f", "F") {
         Syncing::Never

@@ -579,5 +579,6 @@ impl Log {
 
 fn unknown_key(pair: &KeyValue) -> Failure {
     let key = String::from_utf8_lossy(pair.key());
-    Failure::lasting(format!("{key} is no key of a binlog"))
+    let remedy = "delete it, after its owner has got a prefix that does not begin with this one";
+    Failure::lasting(format!("{key} is no key of a binlog; {remedy}"))
 }
