@@ -283,7 +283,6 @@ impl Binlog {
         if self.drained_due().is_some_and(|due| due <= now) {
             self.rewind();
         }
-        self.disk.note_deletes(self.files.delete_records() * SHORT);
         self.write_batch();
         self.end_sync(false);
         self.status()?;
@@ -295,6 +294,7 @@ impl Binlog {
         }
         self.remove_excess();
         self.sync.is_truncating = self.disk.truncate_step();
+        self.disk.note_deletes(self.files.delete_records() * SHORT);
         self.sync_if_due();
         self.status()
     }
