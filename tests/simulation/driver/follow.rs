@@ -252,12 +252,17 @@ impl Simulation {
             }
             socket.compared = made.len();
         }
+        self.record_changes();
+        self.compare_facts()
+    }
+
+    /// Keeps what has become of jobs.
+    pub(super) fn record_changes(&mut self) {
         for change in self.model.changes.drain(..) {
             if self.setup.has_binlog() {
                 self.journal.record(change);
             }
         }
-        self.compare_facts()
     }
 
     /// Lets replies wait whose bodies are read.

@@ -74,6 +74,8 @@ impl Simulation {
             return Ok(());
         }
         self.crash_to_come = None;
+        // After a failed write the replies may differ, but records of the commands before may be on the disk.
+        self.record_changes();
         self.had_disk_faults |= crash.flipped_bits > 0;
         let end = self.end(crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now());
