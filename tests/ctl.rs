@@ -485,14 +485,14 @@ fn workers_of(server: &Server) {
     assert_eq!(held["client"], clients[0]["id"]);
     assert_eq!(clients[1]["jobs"], serde_json::json!([]));
     let table = server.ok("workers");
-    assert!(table.contains("job 1 of mail 0s") && table.lines().count() == 3, "{table}");
+    assert!(table.contains("0s: job 1 of mail") && table.lines().count() == 3, "{table}");
     assert!(server.ok("job 1").contains("client: "));
     assert_eq!(server.json("jobs mail --state reserved")[0]["client"], held["client"]);
     server.expect("workers gone", 1, "", "tube gone: not found");
     busy.put("y");
     busy.expect("reserve-job 2\r\n", "RESERVED 2 1");
     let table = server.ok("workers");
-    assert!(table.contains("2 jobs: job 1 of mail"), "{table}");
+    assert!(table.contains("2 jobs: 0s: job 1 of mail"), "{table}");
 }
 
 // ---- Act ----
@@ -551,12 +551,7 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
             server.expect("flush mail --yes", 0, "deleted 2\n", "");
             worker.expect("delete 5\r\n", "NOT_FOUND");
         } else {
-            server.expect(
-                "flush mail --yes",
-                1,
-                "deleted 1\n",
-                "tube mail: 1 held job not deleted",
-            );
+            server.expect("flush mail --yes", 1, "deleted 1\n", "1 held job of tube mail is left");
         }
         server.expect("flush gone --yes", 1, "", "tube gone: not found");
     });
@@ -619,6 +614,7 @@ fn pause_and_resume_tell_times_from_tubes() {
             let message = format!("{time}: neither a tube nor a time");
             server.expect(&format!("pause mail {time}"), 2, "", &message);
         }
+        server.expect("pause mail 10 min", 2, "", "10: neither a tube nor a time");
         assert_eq!(left("mail"), 0);
         server.expect("pause --all 2h", 2, "", "needs --yes");
         server.expect("-n pause --all 2h", 0, "would pause 3\n", "");
@@ -643,6 +639,10 @@ fn drain_waits_until_a_tube_is_empty_or_gone() {
         let late = server.run("drain mail --within 1s");
         assert_eq!((late.code, late.out.as_str()), (1, "drained 0\n"));
         assert!(late.err.contains("tube mail: 1 ready, 0 held, 0 delayed"), "{late:?}");
+        server.ok("pause mail");
+        let would = "would wait for tube mail: 1 ready, 0 held, 0 delayed, paused\n";
+        server.expect("-n drain mail", 0, would, "");
+        server.ok("resume mail");
         worker.expect("reserve\r\n", "RESERVED 1 1");
         let looks = server.client().stat("cmd-stats-tube");
         let mut drain = server.command("drain mail --held");
@@ -750,6 +750,23 @@ fn work_on_a_tube_ends_well_only_if_nothing_is_left() {
             assert!(if done.code == 0 { count >= 298 } else { is_told }, "{done:?}");
             server.run("flush a --yes");
         }
+    });
+}
+
+#[test]
+fn the_jobs_that_workers_hold_are_told() {
+    on_both(|server| {
+        let mut worker = server.worker("mail");
+        for body in ["held", "a", "b"] {
+            worker.put(body);
+        }
+        worker.expect("reserve\r\n", "RESERVED 1 4");
+        let told = "1 held job of tube mail is left";
+        server.expect("move mail other --state any --limit 1 --yes", 0, "moved 1\n", "");
+        server.expect("move mail other --state any --yes", 1, "moved 1\n", told);
+        let taken = server.run("export mail --take --yes");
+        assert_eq!((taken.code, taken.out.as_str()), (1, ""));
+        assert!(taken.err.contains(told), "{taken:?}");
     });
 }
 

@@ -71,13 +71,8 @@ pub fn flush_selected(ctl: &mut Ctl, mut task: Task) -> Result {
         // Without a job, the tube may be gone since.
         "NOT_FOUND" => {}
         "UNKNOWN_COMMAND" => {
-            let held = if is_all { tube.jobs("reserved") } else { 0 };
-            let rest = format!("tube {}: {} not deleted", tube.name, CountOf(held, "held job"));
             task.states = if is_all { NOT_HELD.to_vec() } else { task.states };
             task.each(ctl, &delete_each)?;
-            if held > 0 {
-                ctl.work.fail(rest);
-            }
         }
         _ => ctl.work.add(reply.expect("FLUSHED")?.word(1).parse().unwrap_or(0)),
     }
@@ -93,11 +88,12 @@ pub fn pause(ctl: &mut Ctl, args: &Flags) -> Result {
         && let Some(secs) = seconds(last)
     {
         (words, time) = (tubes, secs);
-    } else if let Some(last) = words.last()
-        && last.starts_with(|first: char| first.is_ascii_digit())
-        && look::find_tube(&mut ctl.conn, last)?.is_none()
-    {
-        return Err(usage_error(format_args!("{last}: neither a tube nor {A_TIME}")));
+    }
+    // Such as `10 min`.
+    for word in words.iter().filter(|word| word.starts_with(|first: char| first.is_ascii_digit())) {
+        if look::find_tube(&mut ctl.conn, word)?.is_none() {
+            return Err(usage_error(format_args!("{word}: neither a tube nor {A_TIME}")));
+        }
     }
     set_pause(ctl, args, words, time)
 }
@@ -150,7 +146,8 @@ pub fn drain(ctl: &mut Ctl, args: &Flags) -> Result {
         let word = |state| if state == "reserved" { "held" } else { state };
         let count = |state: &&'static str| format!("{} {}", tube.jobs(state), word(*state));
         let counts: Vec<String> = states.iter().map(count).collect();
-        format!("tube {}: {}", cut(&tube.name, name_max, true), counts.join(", "))
+        let paused = if tube.stats.number("pause-time-left") > 0 { ", paused" } else { "" };
+        format!("tube {}: {}{paused}", cut(&tube.name, name_max, true), counts.join(", "))
     };
     if !ctl.is_dry_run {
         ctl.begin(0);

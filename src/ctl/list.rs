@@ -142,7 +142,7 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
         let jobs = holds.remove(&client.number("id")).unwrap_or_default();
         let hold = |job: &Fields| {
             let tube = cut(job.text("tube"), NAME_LEN, true);
-            format!("job {} of {tube} {}", job.text("id"), span(job.number("held")))
+            format!("{}: job {} of {tube}", span(job.number("held")), job.text("id"))
         };
         let [objects, mut texts] = [Fields::to_string, hold as fn(&Fields) -> String]
             .map(|text| jobs.iter().map(text).collect::<Vec<_>>().join(", "));

@@ -149,6 +149,16 @@ impl Task {
                 break;
             }
         }
+        let is_told = ctl.work.exit_code != 0 || ctl.work.is_stopped();
+        if self.states.contains(&"ready")
+            && self.left(ctl) > 0
+            && !is_told
+            && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
+            && let held @ 1.. = tube.jobs("reserved")
+        {
+            let (jobs, are) = (CountOf(held, "held job"), if held == 1 { "is" } else { "are" });
+            ctl.work.fail(format_args!("{jobs} of tube {} {are} left", tube.name));
+        }
         Ok(())
     }
 
