@@ -1028,8 +1028,8 @@ fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
     for _ in 0..180 {
         cluster.store(0, b"short");
     }
-    // 64 chunks come in 10 s, and 128 do not.
-    cluster.world().ms_for_each_value = 100;
+    // 16 chunks come in 10 s, and 32 do not.
+    cluster.world().ms_for_each_value = 400;
     restart(&mut cluster);
 }
 
