@@ -1025,11 +1025,11 @@ fn rule_4_a_chunk_that_does_not_come_in_time_is_divided() {
 #[test]
 fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
     let mut cluster = single();
-    for _ in 0..180 {
+    for _ in 0..130 {
         cluster.store(0, b"short");
     }
-    // 16 chunks come in 10 s, and 32 do not.
-    cluster.world().ms_for_each_value = 400;
+    // 32 chunks come in 10 s, and 64 do not.
+    cluster.world().ms_for_each_value = 200;
     restart(&mut cluster);
 }
 
