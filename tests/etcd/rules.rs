@@ -448,9 +448,7 @@ fn rule_6_a_damaged_file_is_set_aside_although_its_chunks_are_too_large_now() {
 #[test]
 fn rule_6_a_damaged_file_is_set_aside_by_few_requests() {
     let mut cluster = single();
-    for _ in 0..199 {
-        cluster.store(0, b"small");
-    }
+    cluster.store_each(0, 199, b"small");
     cluster.put_into_next_file(0, b"next");
     cluster.settle();
     let sent = cluster.world().count(Kind::Write);
@@ -1025,9 +1023,7 @@ fn rule_4_a_chunk_that_does_not_come_in_time_is_divided() {
 #[test]
 fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
     let mut cluster = single();
-    for _ in 0..130 {
-        cluster.store(0, b"short");
-    }
+    cluster.store_each(0, 130, b"short");
     // 32 chunks come in 10 s, and 64 do not.
     cluster.world().ms_for_each_value = 200;
     restart(&mut cluster);
@@ -1036,9 +1032,7 @@ fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
 #[test]
 fn rule_1_a_server_takes_over_by_pages_whatever_the_length_of_the_newest_file() {
     let mut cluster = pair();
-    for _ in 0..2_000 {
-        cluster.store(0, b"x");
-    }
+    cluster.store_each(0, 2_000, b"x");
     cluster.kill(0);
     fail_over(&mut cluster);
     let most = cluster.world().store.most_found;
@@ -1082,9 +1076,7 @@ fn rule_11_a_reader_ends_next_to_a_server_whose_files_live_for_moments() {
 #[test]
 fn rule_11_a_reader_gives_up_beside_a_server_that_writes_faster_than_it_reads() {
     let mut cluster = single();
-    for _ in 0..100 {
-        cluster.store(0, b"record");
-    }
+    cluster.store_each(0, 100, b"record");
     cluster.world().ms_for_each_value = 30;
     cluster.start_reader();
     for _ in 0..60_000 {
@@ -1096,6 +1088,18 @@ fn rule_11_a_reader_gives_up_beside_a_server_that_writes_faster_than_it_reads() 
         }
     }
     panic!("it has no end");
+}
+
+#[test]
+fn rule_11_a_reader_reads_all_although_the_last_chunk_is_not_noted() {
+    let mut cluster = single();
+    cluster.store_each(0, 5_000, b"x");
+    cluster.kill(0);
+    cluster.world().store.remove("/jobs/last");
+    cluster.start_reader();
+    cluster.run(10_000);
+    let files = cluster.server(1).dumped().expect("it has an end").expect("nothing is damaged");
+    assert!(cluster.were(&files), "the files have never been these");
 }
 
 #[test]

@@ -347,6 +347,13 @@ impl Cluster {
         self.settle()
     }
 
+    /// Stores some records, each in a chunk of its own.
+    pub fn store_each(&mut self, index: usize, count: usize, record: &[u8]) {
+        for _ in 0..count {
+            self.store(index, record);
+        }
+    }
+
     pub fn cut_newest(&mut self, index: usize, size: usize) {
         self.change(index, Change::Cut(self.newest(index), size));
     }
