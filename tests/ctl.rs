@@ -754,19 +754,19 @@ fn work_on_a_tube_ends_well_only_if_nothing_is_left() {
 }
 
 #[test]
-fn the_jobs_that_workers_hold_are_told() {
+fn the_jobs_that_workers_hold_are_reported() {
     on_both(|server| {
         let mut worker = server.worker("mail");
         for body in ["held", "a", "b"] {
             worker.put(body);
         }
         worker.expect("reserve\r\n", "RESERVED 1 4");
-        let told = "1 held job of tube mail is left";
+        let report = "1 held job of tube mail is left";
         server.expect("move mail other --state any --limit 1 --yes", 0, "moved 1\n", "");
-        server.expect("move mail other --state any --yes", 1, "moved 1\n", told);
+        server.expect("move mail other --state any --yes", 1, "moved 1\n", report);
         let taken = server.run("export mail --take --yes");
         assert_eq!((taken.code, taken.out.as_str()), (1, ""));
-        assert!(taken.err.contains(told), "{taken:?}");
+        assert!(taken.err.contains(report), "{taken:?}");
     });
 }
 

@@ -71,7 +71,9 @@ pub fn flush_selected(ctl: &mut Ctl, mut task: Task) -> Result {
         // Without a job, the tube may be gone since.
         "NOT_FOUND" => {}
         "UNKNOWN_COMMAND" => {
-            task.states = if is_all { NOT_HELD.to_vec() } else { task.states };
+            if is_all {
+                task.states = NOT_HELD.to_vec();
+            }
             task.each(ctl, &delete_each)?;
         }
         _ => ctl.work.add(reply.expect("FLUSHED")?.word(1).parse().unwrap_or(0)),

@@ -112,6 +112,8 @@ impl Task {
     /// Acts on the jobs of a tube. Jobs that are put meanwhile are left out.
     fn each_of(&self, tube: &Tube, ctl: &mut Ctl, act: Act<'_>) -> Result {
         let total = self.count(tube).min(self.left(ctl));
+        // A worker may give back a job that it holds.
+        let may_come_back = self.states.contains(&"ready");
         let (mut before, mut tries) = (None, 0);
         // A job that is in both places must not be taken again.
         while ctl.work.done < total
@@ -119,17 +121,15 @@ impl Task {
             && !ctl.work.is_stopped()
             && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
         {
-            // A worker may give back a job that it holds.
-            let held = if self.states.contains(&"ready") { tube.jobs("reserved") } else { 0 };
+            let held = if may_come_back { tube.jobs("reserved") } else { 0 };
             let left = (total - ctl.work.done).min(self.count(&tube) + held);
             tries = if before == Some(ctl.work.done) { tries + 1 } else { 0 };
             match tries {
                 _ if left == 0 => break,
                 0 => {}
                 TRIES => {
-                    let (jobs, are) = (CountOf(left, "job"), if left == 1 { "is" } else { "are" });
-                    let why = "reserved by workers, or blocked by jobs with the same con: key";
-                    ctl.work.fail(format_args!("{jobs} of tube {} {are} left: {why}", tube.name));
+                    let why = ": reserved by workers, or blocked by jobs with the same con: key";
+                    ctl.work.fail_left(CountOf(left, "job"), &tube, why);
                     break;
                 }
                 _ => _ = ctl.work.wait(TRY_PAUSE),
@@ -149,15 +149,14 @@ impl Task {
                 break;
             }
         }
-        let is_told = ctl.work.exit_code != 0 || ctl.work.is_stopped();
-        if self.states.contains(&"ready")
+        if may_come_back
             && self.left(ctl) > 0
-            && !is_told
+            && ctl.work.exit_code == 0
+            && !ctl.work.is_stopped()
             && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
             && let held @ 1.. = tube.jobs("reserved")
         {
-            let (jobs, are) = (CountOf(held, "held job"), if held == 1 { "is" } else { "are" });
-            ctl.work.fail(format_args!("{jobs} of tube {} {are} left", tube.name));
+            ctl.work.fail_left(CountOf(held, "held job"), &tube, "");
         }
         Ok(())
     }
@@ -319,6 +318,12 @@ impl Work {
         self.exit_code = EXIT_PARTLY;
         self.show("");
         complain(message);
+    }
+
+    /// Reports jobs of a tube that were not done.
+    fn fail_left(&mut self, jobs: CountOf, tube: &Tube, why: &str) {
+        let are = if jobs.0 == 1 { "is" } else { "are" };
+        self.fail(format_args!("{jobs} of tube {} {are} left{why}", tube.name));
     }
 
     /// Returns whether the work should stop now.
