@@ -84,20 +84,16 @@ impl Store {
 
     /// Returns the bytes of all values that a transaction puts.
     pub fn value_len(txn: &PbTxnRequest) -> usize {
-        let puts = requests(txn).filter_map(|request| match request {
-            PbTxnOpRequest::RequestPut(put) => Some(put.value.len()),
-            PbTxnOpRequest::RequestDeleteRange(_)
-            | PbTxnOpRequest::RequestRange(_)
-            | PbTxnOpRequest::RequestTxn(_) => None,
-        });
-        puts.sum()
+        let len_of = |request: &PbTxnOpRequest| {
+            if let PbTxnOpRequest::RequestPut(put) = request { put.value.len() } else { 0 }
+        };
+        requests(txn).map(len_of).sum()
     }
 
     pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, Failure> {
-        let mut len = 0;
+        let len = Store::value_len(txn);
         for request in requests(txn) {
             if let PbTxnOpRequest::RequestPut(put) = request {
-                len += put.value.len();
                 if self.has_no_space {
                     return Err(no_space());
                 }

@@ -119,10 +119,10 @@ impl Member {
         let two = GetOptions::new().with_prefix().with_limit(2);
         let one = |key| TxnOp::get(key, None);
         let names = |key| TxnOp::get(key, Some(two.clone().with_keys_only()));
-        let reads =
-            [one(keys.format()), one(keys.leader()), names(keys.all()), names(keys.files())];
-        let reads = reads.into_iter().chain([names(keys.chunks())]);
-        let txn = Txn::new().and_then(reads.collect::<Vec<_>>()).or_else(self.needed_rights());
+        let (format, leader) = (one(keys.format()), one(keys.leader()));
+        let (all, files) = (names(keys.all()), names(keys.files()));
+        let reads = [format, leader, all, files, names(keys.chunks())];
+        let txn = Txn::new().and_then(reads).or_else(self.needed_rights());
         let answer = self.nodes.ask(|node| node.txn(txn)).await?;
         // etcd answers this without a user too, so it comes after what a node may refuse.
         let status = self.nodes.ask(|node| node.status()).await?;

@@ -30,6 +30,7 @@ use log::warn;
 use std::array::from_fn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The files of a log, and the requests that read and change them.
 pub struct Log {
@@ -392,7 +393,7 @@ impl Log {
                 }
                 Ok(len) => {
                     let took = self.member.shared.now().since(begun_at).as_nanos();
-                    if u128::from(took) * 4 < self.member.nodes.timeout.as_nanos() {
+                    if Duration::from_nanos(took) < self.member.nodes.timeout / 4 {
                         self.chunk_max = (self.chunk_max * 2).min(self.longest_chunk);
                     }
                     return Ok(len);
