@@ -550,8 +550,13 @@ impl Model {
 
     /// Makes the replies whose bodies the server has read: `made` is its output, longer than that of the
     /// model. A job that was deleted meanwhile may be left out. A reply that has waited for 10 s may be refused if a
-    /// read has failed.
-    pub fn end_reads<'m>(&mut self, made: impl Fn(ClientNumber) -> &'m [u8], now: u64) {
+    /// read has failed. `is_held` knows who has got the jobs that it gives back: replies are refused in any order.
+    pub fn end_reads<'m>(
+        &mut self,
+        made: impl Fn(ClientNumber) -> &'m [u8],
+        is_held: impl Fn(ClientNumber, u64) -> bool,
+        now: u64,
+    ) {
         // Not before the commands that ran before.
         let now = now.max(self.last_command_at);
         let mut given_back = Vec::new();
@@ -578,6 +583,9 @@ impl Model {
                 }
             }
         }
+        let waiters = self.waiters.clone();
+        let place_of = |id: &u64| waiters.iter().position(|it| is_held(it.client, *id));
+        given_back.sort_by_key(|id| place_of(id).unwrap_or(usize::MAX));
         for id in given_back {
             if self.find(id).is_some() {
                 self.take_back(id, now);

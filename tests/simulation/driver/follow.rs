@@ -277,7 +277,8 @@ impl Simulation {
     fn end_reads(&mut self) {
         let Simulation { model, driver, sockets, .. } = self;
         let now = driver.now.as_nanos();
-        model.end_reads(|client| driver.made(sockets[&client].client), now);
+        let is_held = |client, id| driver.deadline(sockets[&client].client, id).is_some();
+        model.end_reads(|client| driver.made(sockets[&client].client), is_held, now);
     }
 
     /// Returns whether a reply may wait for its bodies: for the disk, or because its iteration has no work left.
