@@ -1,7 +1,7 @@
 //! What needs attention in a tube and in the server: the rules, as a pure function for the status page
 //! and `beanstalkctl`. It must not know where the facts come from, nor how a problem is printed.
 
-use crate::engine::text::{CountOf, largest_unit};
+use crate::engine::text::{CountOf, Grouped, largest_unit};
 use crate::engine::time::Nanos;
 use std::borrow::Cow;
 
@@ -113,17 +113,18 @@ pub fn of_tube(name: &str, tube: &TubeFacts, server: Option<&str>) -> Vec<Proble
     let failed = tube.reservations_failed;
     if failed >= 5 && failed * 10 >= ended {
         let level = if failed * 2 >= ended { Level::Critical } else { Level::Warning };
+        let [failed, ended] = [failed, ended].map(Grouped);
         let text = format!("{failed} of {ended} reservations failed in the last 10 min");
         // Its buried jobs show why. A TTR that ends, or a lost connection, leaves none.
         add(level, "failing", text, if buried > 0 { "failed" } else { "workers" });
     }
     if buried > 0 {
         let first = tube.first_buried.map(|id| format!(", the first is job {id}"));
-        let text = format!("{buried} buried{}", first.unwrap_or_default());
+        let text = format!("{} buried{}", Grouped(buried), first.unwrap_or_default());
         add(Level::Warning, "buried", text, "failed");
     }
     if tube.pause_left > Nanos::ZERO && ready > 0 {
-        let text = format!("{ready} ready, paused for another {}", span(pause_left));
+        let text = format!("{} ready, paused for another {}", Grouped(ready), span(pause_left));
         add(Level::Notice, "paused", text, "resume");
     }
     // A stable sort: rules of one level stay in the order of the table.
@@ -150,7 +151,8 @@ pub fn of_server(facts: &ServerFacts, server: Option<&str>) -> Vec<Problem> {
         add(Level::Critical, text, "");
     }
     if let Some(limit) = facts.max_connections.filter(|&limit| connections >= limit) {
-        let text = format!("all {limit} connections are in use: new clients wait");
+        let text =
+            format!("all {} connections are in use: new clients wait", Grouped(limit as u64));
         // The tool waits for a connection too.
         add(Level::Critical, text, "workers --timeout 1m");
     }

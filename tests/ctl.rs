@@ -1106,6 +1106,33 @@ fn on_a_terminal_it_asks_and_shows_progress() {
 }
 
 #[test]
+fn a_small_terminal_shows_that_there_are_more_tubes() {
+    let server = Server::ours(&[]);
+    server.bury("bad", 2);
+    (0..9).for_each(|number| _ = server.ok(&format!("put tube-{number} x")));
+    let in_8_rows = |arguments: &str| {
+        let tool = env!("CARGO_BIN_EXE_beanstalkctl");
+        let line = format!("stty rows 8 cols 80; {tool} -s {} {arguments}", server.place);
+        command("script", ["-qec", &line, "/dev/null"])
+    };
+    let Ok(status) = in_8_rows("status").stdin(Stdio::null()).output() else {
+        return skip("script(1) is not installed");
+    };
+    let out = done(status).out;
+    assert!(out.starts_with("TUBE ") && out.contains("tube-8 "), "{out}");
+    let last = "beanstalkctl: 1 of 11 tubes need attention; they are at the top\r\n";
+    assert!(out.ends_with(last), "{out}");
+    let mut top = in_8_rows("top");
+    let mut top = top.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    let lines: Vec<String> =
+        lines.map(Result::unwrap).take_while(|line| line != "and 7 more").collect();
+    top.kill().unwrap();
+    top.wait().unwrap();
+    assert!(lines.len() == 6 && lines[2].starts_with("bad "), "{lines:?}");
+}
+
+#[test]
 fn an_interrupt_stops_between_jobs_and_reports() {
     let server = Server::ours(&[]);
     let mut worker = server.worker("mail");

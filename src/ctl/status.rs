@@ -6,7 +6,7 @@ use super::print::{Listing, json_string, span, terminal_size};
 use super::work::Work;
 use super::{Ctl, EXIT_UNKNOWN, Flags, Result, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
-use crate::engine::text::CountOf;
+use crate::engine::text::{CountOf, Grouped};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock;
 use std::cmp::Reverse;
@@ -36,8 +36,9 @@ fn look_again(ctl: &mut Ctl, before: &[Tube], deleted_at: Option<Nanos>) -> Resu
     Ok(tubes)
 }
 
-/// Prints the first tubes, with rates in `top`.
-fn show(ctl: &Ctl, tubes: &[Tube], most: usize, is_top: bool) -> Result {
+/// Prints the tubes in at most this many lines after the header, with rates in `top`.
+fn show(ctl: &Ctl, tubes: &[Tube], lines: usize, is_top: bool) -> Result {
+    let most = if tubes.len() > lines { lines.saturating_sub(1) } else { lines };
     let rates = if is_top { "in>IN/S out>OUT/S " } else { "" };
     let columns = format!(
         "tube~TUBE ready>READY held>HELD delayed>DELAY buried>BURIED oldest:OLDEST \
@@ -73,7 +74,9 @@ fn show(ctl: &Ctl, tubes: &[Tube], most: usize, is_top: bool) -> Result {
         }
         listing.add(&row, &texts)?;
     }
-    listing.print()
+    listing.print()?;
+    let more = tubes.len().saturating_sub(most);
+    if more > 0 { print(format_args!("and {} more", Grouped(more as u64))) } else { Ok(()) }
 }
 
 /// Returns the rules of the problems, and the rest of a pause.
@@ -94,6 +97,12 @@ fn has_stuck(tubes: &[Tube]) -> bool {
 pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
     let tubes = look_again(ctl, &[], None)?;
     show(ctl, &tubes, usize::MAX, false)?;
+    if terminal_size().is_some_and(|(_, rows)| tubes.len() >= rows) && !ctl.is_json {
+        let is_bad = |tube: &&Tube| tube.problems().iter().any(|it| it.level > Level::Notice);
+        let bad = Grouped(tubes.iter().filter(is_bad).count() as u64);
+        let all = CountOf(tubes.len() as u64, "tube");
+        complain(format_args!("{bad} of {all} need attention; they are at the top"));
+    }
     server_problems(ctl)?.iter().for_each(complain_of);
     if has_stuck(&tubes) {
         complain("'stuck' assumes that no job was just deleted; 'check' looks twice");
@@ -126,12 +135,12 @@ fn verdict(ctl: &mut Ctl) -> Result<(u8, String)> {
         of_server.chain(of_tubes).filter(|(_, problem)| problem.level > Level::Notice).collect();
     let worst = problems.iter().min_by_key(|(_, problem)| Reverse(problem.level));
     let Some((place, Problem { level, text, .. })) = worst else {
-        let count = |state| tubes.iter().map(|tube| tube.jobs(state)).sum::<u64>();
+        let count = |state| Grouped(tubes.iter().map(|tube| tube.jobs(state)).sum());
         let (tubes, ready) = (CountOf(tubes.len() as u64, "tube"), count("ready"));
         return Ok((0, format!("{tubes}, {ready} ready, {} buried", count("buried"))));
     };
     let more = problems.len() - 1;
-    let more = if more > 0 { format!("; {more} more") } else { String::new() };
+    let more = if more > 0 { format!("; {} more", Grouped(more as u64)) } else { String::new() };
     // 1 is a warning, and 2 is critical.
     Ok((*level as u8, format!("{place}: {text}{more}")))
 }

@@ -58,14 +58,15 @@ struct TubeSample {
     name_hash: u32,
     /// `None` after the first sample of a tube.
     rates: Option<Rates>,
-    /// The reservations that had ended, and those that had failed, at the last two times 5 minutes apart.
+    /// The reservations that had ended, and those that had failed, at the last two times about 5 minutes apart.
     ends: [(u64, u64); 2],
     /// The second of these times.
     ends_at: Nanos,
 }
 
-/// The time between two samples of the ends of reservations.
-const ENDS_INTERVAL: Nanos = Nanos::from_secs(300);
+/// The least time between two samples of the ends of reservations. Each is late by up to [`INTERVAL`], and two are
+/// no longer than the ten minutes that are named.
+const ENDS_INTERVAL: Nanos = Nanos::from_secs(295);
 
 /// The time between two samples.
 pub const INTERVAL: Nanos = Nanos::from_secs(5);
