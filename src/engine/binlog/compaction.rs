@@ -76,8 +76,8 @@ impl Binlog {
     fn must_free(&self) -> bool {
         let live = self.files.live_bytes;
         let garbage = self.files.sums.closed_records.saturating_sub(live);
-        (self.compaction.is_freeing || self.is_nearly_full())
-            && garbage > live / 8 + self.space.file_size / 8
+        garbage > live / 8 + self.space.file_size / 8
+            && (self.compaction.is_freeing || self.is_nearly_full())
     }
 
     /// Notes that `bytes` of garbage were made.

@@ -96,7 +96,7 @@ impl Binlog {
         self.files.recount();
         self.choose_file_size();
         self.files.number_before = self.files.last_number();
-        while self.files.list.back().is_some_and(File::is_unused) {
+        while self.files.list.last().is_some_and(File::is_unused) {
             self.remove_newest()?;
         }
         Ok(())
@@ -168,7 +168,7 @@ impl Binlog {
     /// it is intact, was written by this server, and is shorter than `-s` sets. Nothing is behind its last
     /// record, because it was truncated there and synced.
     fn reopen_newest(&mut self) {
-        let Some(newest) = self.files.list.back() else { return };
+        let Some(newest) = self.files.list.last() else { return };
         let can_grow = newest.size < self.settings.binlog_file_size.into();
         let is_reopenable = !newest.is_damaged && newest.used == newest.size && can_grow;
         let Some(nonce) = newest.nonce.filter(|_| is_reopenable) else { return };
@@ -461,7 +461,7 @@ impl Binlog {
     /// or by `least` bytes if there is too little space for that.
     fn grow(&mut self, least: u64) -> io::Result<()> {
         let is_short = |newest: &File| newest.size < self.space.file_size;
-        let is_open = self.files.has_current() && self.files.list.back().is_some_and(is_short);
+        let is_open = self.files.has_current() && self.files.list.last().is_some_and(is_short);
         self.try_sizes(least, if is_open { Binlog::lengthen } else { Binlog::create })
     }
 

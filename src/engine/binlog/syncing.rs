@@ -140,7 +140,10 @@ impl Binlog {
 
     /// Returns the first error of the disk, if there was one.
     pub(super) fn status(&self) -> Result<(), BinlogError> {
-        self.failure.clone().map_or(Ok(()), Err)
+        match &self.failure {
+            None => Ok(()),
+            Some(failure) => Err(failure.clone()),
+        }
     }
 
     pub(super) fn has_failed(&self) -> bool {

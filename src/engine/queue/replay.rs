@@ -395,7 +395,7 @@ impl ReplayState<'_> {
         job.created_at = fields.created_at;
         self.queue.set_counts(key, fields.counts);
         let state = fields.state;
-        let has_moment = self.files.list.back().is_some_and(|file| file.layout.has_checksums);
+        let has_moment = self.files.list.last().is_some_and(|file| file.layout.has_checksums);
         let before = self.last_states.get_mut(key);
         let moment = match &before {
             _ if state != JobState::Buried || has_moment => fields.due_or_buried_at,
