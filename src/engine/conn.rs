@@ -536,7 +536,7 @@ impl Conn {
 
     /// Appends a job with its body, which the client `has_reserved` or looks at: the one that was read back, or that of
     /// the job. Without memory for it the connection closes.
-    #[inline]
+    #[inline(always)]
     pub fn reply_body(
         &mut self,
         s: &mut Store,

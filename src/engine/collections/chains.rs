@@ -84,6 +84,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     ///
     /// # Panics
     /// [`HashSlab::try_reserve_one`] has not succeeded since the last insertion.
+    #[inline(always)]
     pub fn insert(&mut self, entry: T) -> K {
         let hash = entry.hash();
         let key = self.entries.insert(entry);
@@ -98,6 +99,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
     ///
     /// # Panics
     /// There is no such entry.
+    #[inline(always)]
     pub fn remove(&mut self, key: K) -> T {
         let removed = self.entries.remove(key).expect(NO_ENTRY);
         let next = removed.next().get();

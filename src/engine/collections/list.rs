@@ -86,6 +86,7 @@ impl<const LIST: usize> List<LIST> {
     }
 
     /// Appends `key`, which must be in no list with these links.
+    #[inline(always)]
     pub fn push_back<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
         let previous = std::mem::replace(&mut self.tail, key);
         *store.links_mut(key) = Links { previous, next: NIL };
@@ -97,6 +98,7 @@ impl<const LIST: usize> List<LIST> {
     }
 
     /// Removes `key`, which must be in this list.
+    #[inline(always)]
     pub fn remove<S: Linked<LIST>>(&mut self, store: &mut S, key: u32) {
         let Links { previous, next } = store.links(key);
         match previous {

@@ -3,7 +3,8 @@
 //! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory; the
 //! entries are unchanged. `insert` and `alloc` are for callers that have reserved memory before.
 //!
-//! The figures are CPU times and resident memory, measured with a release build on x86-64 Linux.
+//! The figures are CPU times and resident memory, measured with a release build on x86-64 Linux. What each job needs
+//! is always inlined, as in [`queue`](super::queue).
 //!
 //! | file | owns |
 //! |---|---|

@@ -97,6 +97,7 @@ impl<K: Key, T> PagedSlab<K, T> {
     ///
     /// # Panics
     /// [`PagedSlab::try_reserve_one`] has not succeeded since the last insertion.
+    #[inline(always)]
     pub fn insert(&mut self, entry: T) -> K {
         let key = K::from_number(self.slots.alloc());
         self.write(key, entry);
@@ -133,6 +134,7 @@ impl<K: Key, T> PagedSlab<K, T> {
 
     /// Removes and returns the entry under `key`. Unmaps its page if that becomes empty and another one has
     /// vacant slots.
+    #[inline(always)]
     pub fn remove(&mut self, key: K) -> Option<T> {
         let (page, slot) = Self::position(key);
         let removed = self.pages.get_mut(page)?.get_mut(slot)?.take()?;

@@ -130,6 +130,7 @@ impl Reply {
 }
 
 /// Appends a job with its body, which the client `has_reserved` or looks at.
+#[inline(always)]
 pub fn write_job(
     has_reserved: bool,
     id: u64,

@@ -119,6 +119,7 @@ impl Queue {
     // ---- Held jobs ----
 
     /// Adds a job to those that a connection holds, after [`Queue::assign`]. There must be room for it.
+    #[inline(always)]
     pub fn hold(&mut self, client: &mut Client, key: JobKey) {
         let deadline = self.jobs[key].due;
         let seq = self.next_reserve_seq;
@@ -129,6 +130,7 @@ impl Queue {
     }
 
     /// Detaches a job that no other connection holds.
+    #[inline(always)]
     pub(super) fn take(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
         self.give_up(client, key, end);
         self.detach(key);
@@ -136,6 +138,7 @@ impl Queue {
 
     /// Removes a job from those that the connection holds, if it is one of them, and leaves it in its state. `end` is
     /// counted, if the reservation has begun.
+    #[inline(always)]
     pub(super) fn give_up(&mut self, client: &mut Client, key: JobKey, end: Option<End>) {
         let Some(index) = client.index_of(&self.jobs[key]) else { return };
         let entry = client.held.remove(index, &mut self.jobs);
@@ -160,6 +163,7 @@ impl Queue {
     }
 
     /// Returns the job `id` if no other connection has reserved it.
+    #[inline(always)]
     pub fn find_own(&self, client: &Client, id: u64) -> Option<JobKey> {
         self.find_if(id, |job| job.state.holder().is_none_or(|holder| holder == client.key))
     }

@@ -91,6 +91,7 @@ impl Queue {
 
     /// Records the delete of a job that was removed, after [`Queue::reserve_delete`], and ends its key. A
     /// flush has deleted the job before if `flushed_by` is not `None`.
+    #[inline(always)]
     pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, flushed_by: Option<Decision>) {
         let unique = job.unique();
         let kept = unique.and_then(|unique| self.end_unique(key, job, unique, flushed_by));
@@ -98,6 +99,7 @@ impl Queue {
     }
 
     /// Records the delete of a job whose key has ended, or is `kept`.
+    #[inline(always)]
     pub(super) fn record_end(
         &mut self,
         key: JobKey,

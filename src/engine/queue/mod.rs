@@ -23,6 +23,9 @@
 //! ([`waiters`]). Such a job is in [`Queue::woken`] until the loop delivers it. A rule gets the connection for
 //! which it acts from its caller, and knows others only by key.
 //!
+//! The rules that each job passes are always inlined: one with several callers would not be, and the calls cost 55
+//! instructions an operation.
+//!
 //! A [`TryReserveError`] means in all modules that there is no memory. No client can observe that
 //! the failed call changed anything.
 //!
@@ -551,6 +554,7 @@ impl Queue {
 
     /// Adds a detached job to those of its new state. If it becomes ready, it is reserved for the connection that has
     /// waited longest, if one waits for it.
+    #[inline(always)]
     fn attach(&mut self, key: JobKey, target: Target) {
         let job = &mut self.jobs[key];
         let tube_key = job.tube;
@@ -583,6 +587,7 @@ impl Queue {
 
     /// Removes a job from those of its state, which the caller replaces. A connection that holds it has given it
     /// up: see [`Queue::take`].
+    #[inline(always)]
     fn detach(&mut self, key: JobKey) {
         let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
@@ -643,6 +648,7 @@ impl Queue {
     }
 
     /// Reserves a job for a connection, which must then hold it: [`Queue::hold`].
+    #[inline(always)]
     fn assign(&mut self, key: JobKey, by: ConnKey) {
         self.detach(key);
         self.take_slot(key);

@@ -142,7 +142,7 @@ impl<R: OrderedBy> Ordered<R> {
     }
 
     /// Adds a job.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&mut self, job: JobKey, jobs: &mut Jobs) {
         let key = job.number();
         let follows = |last| TubeEntry::<R>::of(key, jobs).follows(TubeEntry::of(last, jobs), jobs);
@@ -161,7 +161,7 @@ impl<R: OrderedBy> Ordered<R> {
     }
 
     /// Removes a job, which must be here.
-    #[inline]
+    #[inline(always)]
     pub fn remove(&mut self, job: JobKey, jobs: &mut Jobs) {
         let key = job.number();
         match jobs.links(key).index() {
