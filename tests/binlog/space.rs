@@ -271,6 +271,18 @@ fn compaction_for_a_burst_is_shared_among_iterations() {
     assert_eq!(server.stat("current-jobs-ready"), 500);
 }
 
+/// A file with all of them would be too long to be read after 4 GiB, and could not be emptied on a small disk.
+#[test]
+fn each_job_larger_than_a_file_has_one_of_its_own() {
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
+    let body = "y".repeat(100_000);
+    (0..5).for_each(|_| _ = server.put(&body).unwrap());
+    let lens: Vec<usize> = disk.live_files().values().map(Vec::len).collect();
+    assert!(lens.len() >= 5 && lens.iter().all(|&len| len < 110_000), "{lens:?}");
+    assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 5);
+}
+
 #[test]
 fn a_job_larger_than_a_file_works() {
     let options = Options::synced(4096);

@@ -10,6 +10,7 @@
 use super::Binlog;
 use super::disk::FileNumber;
 use super::files::{File, Files, SHORT, on_disk};
+use super::syncing::RETRY_PAUSE;
 use crate::engine::keys::Owner;
 use crate::engine::time::Nanos;
 
@@ -45,6 +46,8 @@ const MOST_IN_RUN: usize = 16;
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
 const BLOCKED_PAUSE: Nanos = Nanos::from_secs(1);
+/// Space is freed when there was no job for this time.
+const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl Binlog {
     // ---- When ----
@@ -216,6 +219,36 @@ impl Binlog {
         self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(len);
         self.files.count_free(self.sync.begun);
         usize::try_from(len).unwrap_or(usize::MAX)
+    }
+
+    // ---- Without jobs ----
+
+    /// Returns when [`Binlog::rewind`] is due. There must have been no job for a while, or the next
+    /// job would need again what was freed.
+    pub(super) fn drained_due(&self) -> Option<Nanos> {
+        let is_empty = self.files.job_count() == 0;
+        let is_drained = is_empty && (self.files.prepared().len() > 0 || self.is_worn());
+        is_drained.then(|| self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE))
+    }
+
+    /// Frees the space of all files but one, which is nearly empty. There must be no job.
+    pub(super) fn rewind(&mut self) {
+        if self.is_worn() {
+            if self.files.prepared().len() == 0
+                && let Err(error) = self.try_sizes(self.min_piece(), Binlog::create)
+            {
+                self.note_full(self.files.last_number() + 1, error);
+                self.sync.retry_at = self.now + RETRY_PAUSE;
+                return;
+            }
+            self.advance();
+        }
+        self.remove_all_prepared();
+    }
+
+    /// Returns whether a drained binlog needs another file: an eighth of the current one is used.
+    fn is_worn(&self) -> bool {
+        self.files.current().used > self.space.file_size / 8
     }
 }
 

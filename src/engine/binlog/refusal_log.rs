@@ -1,7 +1,10 @@
 //! Limits the log lines about a full disk to one of each kind a minute. A full disk may make the
 //! server refuse and accept puts thousands of times a second.
 
+use super::Binlog;
+use super::space::Refusal;
 use crate::engine::time::Nanos;
+use log::warn;
 
 /// Which lines about refused puts were logged, and when.
 #[derive(Debug, Default)]
@@ -37,6 +40,27 @@ impl RefusalLog {
     pub fn accepted(&mut self) -> bool {
         self.is_refusing = false;
         std::mem::take(&mut self.is_refusal_logged)
+    }
+}
+
+impl Binlog {
+    /// Logs that puts are refused for want of space, or accepted again.
+    pub(super) fn log_refusal(&mut self, is_accepted: bool) {
+        if is_accepted {
+            if self.space.log.accepted() {
+                warn!("there is space again: accepting puts");
+            }
+        } else if let Some(Refusal { file, error, .. }) = &self.space.refusal
+            && self.failure.is_none()
+            && let Some(earlier) = self.space.log.refused(self.now)
+        {
+            let times = if earlier == 0 {
+                String::new()
+            } else {
+                format!(" (as {earlier} times since this was last logged)")
+            };
+            warn!("no space for binlog.{file}: {error}; refusing puts until there is{times}");
+        }
     }
 }
 

@@ -11,13 +11,13 @@
 //! nothing.
 
 use super::disk::{FileNumber, LAST_NUMBER};
-use super::files::{BLOCK, File, HEAD, SHORT, on_disk};
+use super::files::{BLOCK, File, Files, HEAD, SHORT, on_disk};
 use super::record::{VERSION, VERSION_LEN};
 use super::refusal_log::RefusalLog;
 use super::syncing::RETRY_PAUSE;
 use super::{Binlog, NoSpace};
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, KeptKey, Owner};
-use crate::engine::time::Nanos;
 use log::{debug, warn};
 use std::io;
 
@@ -36,13 +36,13 @@ pub struct Space {
     pub refusal: Option<Refusal>,
     /// It began without headroom.
     began_short: bool,
-    log: RefusalLog,
+    pub log: RefusalLog,
 }
 
 /// An attempt to take space that failed.
 pub struct Refusal {
-    file: FileNumber,
-    error: io::Error,
+    pub file: FileNumber,
+    pub error: io::Error,
     /// It was made in this iteration: there is no other one before the next.
     pub is_new: bool,
 }
@@ -68,9 +68,6 @@ const MIN_FILES: u64 = 64;
 const MOST_GAPS: u64 = 32;
 /// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
 const MAX_RECORD_HEAD: u64 = BLOCK;
-
-/// Space is freed when there was no job for this time.
-const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 
 impl Binlog {
     // ---- The first space ----
@@ -112,7 +109,7 @@ impl Binlog {
         let mut may_reopen = true;
         while !self.files.has_current() || self.room() < records {
             let is_first = !self.files.has_current();
-            let Err(error) = self.grow(BLOCK) else {
+            let Err(error) = self.grow_at_start() else {
                 if is_first {
                     self.begin_file();
                 }
@@ -162,6 +159,19 @@ impl Binlog {
         }
         self.sync();
         Ok(())
+    }
+
+    /// Takes a block at least. On a remote disk, where no file of the leader before may grow, the limit is exceeded.
+    fn grow_at_start(&mut self) -> io::Result<()> {
+        let grown = self.grow(BLOCK);
+        if grown.is_ok() || !self.disk.is_remote() {
+            return grown;
+        }
+        let beyond = self.files.sums.disk_bytes + BLOCK;
+        let limit = std::mem::replace(&mut self.settings.max_binlog_bytes, beyond);
+        let grown = self.grow(BLOCK);
+        self.settings.max_binlog_bytes = limit;
+        grown
     }
 
     /// Makes the newest closed file the current one if records can be appended to it, and it can be lengthened:
@@ -244,8 +254,10 @@ impl Binlog {
             return Some(left / SHORT + room);
         }
         if len > self.whole_len() {
-            // The current file will be lengthened.
-            return Some(room);
+            // It gets a file of its own.
+            let index = self.file_for_long()?;
+            let lost = self.files.fresh_room(&self.files.list[index]);
+            return Some(if index == self.files.current { room } else { room - lost });
         }
         // Files that are too short are passed over. Only on a full disk there are any.
         for next in self.files.prepared() {
@@ -255,6 +267,14 @@ impl Binlog {
             }
         }
         None
+    }
+
+    /// Returns the index of the file that is lengthened for a record that is longer than a file: one without records, so
+    /// that no file grows without end.
+    fn file_for_long(&self) -> Option<usize> {
+        let Files { current, list, sums, .. } = &self.files;
+        let index = current + usize::from(self.files.current().used > sums.head_len);
+        (index < list.len()).then_some(index)
     }
 
     /// Returns how many bytes of records compaction can write to the files that exist.
@@ -333,6 +353,10 @@ impl Binlog {
         self.files.try_reserve(Owner::Job(job))?;
         if self.refuses_all_puts() {
             return Err(NoSpace);
+        }
+        if self.disk.is_remote() {
+            // A copy of the record waits to be stored.
+            headroom::ensure_free(Headroom::Whole, len)?;
         }
         let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
@@ -414,12 +438,17 @@ impl Binlog {
 
     /// Makes sure that the next record, of `len` bytes, fits in the current file.
     fn ensure_fits(&mut self, len: u64) -> Result<(), NoSpace> {
-        let File { number, used, .. } = *self.files.current();
         if len > self.files.current().left() && len > self.whole_len() {
-            return self.resize(self.files.current, used + len).map_err(|error| {
+            let index = self.file_for_long().ok_or(NoSpace)?;
+            let File { number, size, used, .. } = self.files.list[index];
+            let used = used.max(self.files.sums.head_len);
+            self.resize(index, size.max(used + len)).map_err(|error| {
                 self.note_full(number, error);
                 NoSpace
-            });
+            })?;
+            if index > self.files.current {
+                self.advance();
+            }
         }
         while self.files.current().left() < len {
             self.advance();
@@ -448,7 +477,7 @@ impl Binlog {
     }
 
     /// Returns the size of the smallest piece that is taken.
-    fn min_piece(&self) -> u64 {
+    pub(super) fn min_piece(&self) -> u64 {
         if self.space.began_short {
             return BLOCK;
         }
@@ -467,7 +496,7 @@ impl Binlog {
 
     /// Calls `take` with the size of a whole file, and if there is no space for it with `least`. A disk that was
     /// full a moment ago probably still is.
-    fn try_sizes(
+    pub(super) fn try_sizes(
         &mut self,
         least: u64,
         take: fn(&mut Binlog, u64) -> io::Result<()>,
@@ -483,7 +512,7 @@ impl Binlog {
     }
 
     /// Creates a prepared file, or the current one if there is none.
-    fn create(&mut self, size: u64) -> io::Result<()> {
+    pub(super) fn create(&mut self, size: u64) -> io::Result<()> {
         let number = self.files.last_number() + 1;
         if number > LAST_NUMBER {
             let message = "the highest file number is used";
@@ -544,31 +573,12 @@ impl Binlog {
 
     /// Notes that a file could not be created or lengthened. Unless that is for want of space, the
     /// disk fails.
-    fn note_full(&mut self, file: FileNumber, error: io::Error) {
+    pub(super) fn note_full(&mut self, file: FileNumber, error: io::Error) {
         if !is_want_of_space(&error) {
             let what = || format!("cannot create or lengthen binlog.{file}");
             return self.keep_error(Err(error), what);
         }
         self.space.refusal = Some(Refusal { file, error, is_new: true });
-    }
-
-    /// Logs that puts are refused for want of space, or accepted again.
-    fn log_refusal(&mut self, is_accepted: bool) {
-        if is_accepted {
-            if self.space.log.accepted() {
-                warn!("there is space again: accepting puts");
-            }
-        } else if let Some(Refusal { file, error, .. }) = &self.space.refusal
-            && self.failure.is_none()
-            && let Some(earlier) = self.space.log.refused(self.now)
-        {
-            let times = if earlier == 0 {
-                String::new()
-            } else {
-                format!(" (as {earlier} times since this was last logged)")
-            };
-            warn!("no space for binlog.{file}: {error}; refusing puts until there is{times}");
-        }
     }
 
     // ---- Freeing space ----
@@ -592,34 +602,6 @@ impl Binlog {
                 self.keep_error(Err(error), || format!("cannot truncate binlog.{number}"))
             }
         }
-    }
-
-    /// Returns when [`Binlog::rewind`] is due. There must have been no job for a while, or the next
-    /// job would need again what was freed.
-    pub(super) fn drained_due(&self) -> Option<Nanos> {
-        let is_empty = self.files.job_count() == 0;
-        let is_drained = is_empty && (self.files.prepared().len() > 0 || self.is_worn());
-        is_drained.then(|| self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE))
-    }
-
-    /// Frees the space of all files but one, which is nearly empty. There must be no job.
-    pub(super) fn rewind(&mut self) {
-        if self.is_worn() {
-            if self.files.prepared().len() == 0
-                && let Err(error) = self.try_sizes(self.min_piece(), Binlog::create)
-            {
-                self.note_full(self.files.last_number() + 1, error);
-                self.sync.retry_at = self.now + RETRY_PAUSE;
-                return;
-            }
-            self.advance();
-        }
-        self.remove_all_prepared();
-    }
-
-    /// Returns whether a drained binlog needs another file: an eighth of the current one is used.
-    fn is_worn(&self) -> bool {
-        self.files.current().used > self.space.file_size / 8
     }
 
     /// Removes all prepared files.
