@@ -134,6 +134,7 @@ pub fn begin_body(c: &mut Conn, s: &mut Store, put: Put) -> Answer {
 /// Continues with a large body of which `count` more bytes have arrived.
 pub fn advance(c: &mut Conn, s: &mut Store, mut large: Box<LargePut>, count: usize) -> Answer {
     large.filled += count;
+    s.queue.bodies.free_behind(count);
     if large.filled < large.put.full_len as usize {
         c.doing = Doing::LargeBody(large);
         return Ok(Reply::Later);

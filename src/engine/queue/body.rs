@@ -138,6 +138,7 @@ impl Default for Bodies {
 impl Bodies {
     /// Stores a complete body, with its CR LF.
     pub fn add(&mut self, bytes: &[u8]) -> Result<Body, TryReserveError> {
+        self.free_behind(bytes.len());
         let (body, class) = self.alloc(bytes.len())?;
         class.bytes_mut(body.key, 0, bytes.len()).copy_from_slice(bytes);
         Ok(body)
@@ -222,7 +223,7 @@ impl Bodies {
     }
 
     /// Unmaps empty pages until bodies take at least `bytes` less, or no page is empty. Returns
-    /// whether it unmapped any. The next iterations free them, faster than bodies arrive.
+    /// whether it unmapped any. They are freed in parts, faster than bodies arrive.
     pub fn free_empty(&mut self, bytes: u64) -> bool {
         let before = self.taken_bytes;
         for class in 0..self.classes.len() {
@@ -257,6 +258,14 @@ impl Bodies {
             self.reap_at = Some(now + REAP_INTERVAL);
         }
         self.free_step(most_bytes);
+    }
+
+    /// Frees more of what is freed in parts than has arrived, so that both together take no more than before.
+    #[inline]
+    pub fn free_behind(&mut self, arrived: usize) {
+        if !self.pages_to_free.is_empty() {
+            self.free_step(2 * arrived);
+        }
     }
 
     /// Frees memory in parts, in the next iterations.
