@@ -201,6 +201,28 @@ fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {
     }
 }
 
+/// Until the reply the TTRs of its jobs do not run, so the reply does not wait for the client to read.
+#[test]
+fn a_batch_of_a_client_that_does_not_read_keeps_no_job_for_good() {
+    let mut options = Options::DEFAULT;
+    options.settings.max_memory_bytes = 1 << 20;
+    let mut driver = Driver::new(options, START);
+    let [reader, worker, other] = driver.clients();
+    [reader, worker].into_iter().for_each(|client| driver.set_room(client, Some(0)));
+    driver.receive(worker, "stats\r\nreserve-batch 10 100\r\n");
+    driver.settle();
+    driver.receive(reader, "stats\r\n".repeat(500));
+    driver.settle();
+    assert_eq!(driver.ask(other, "put 0 0 1 0\r\n\r\n"), "INSERTED 1\r\n");
+    assert_eq!(driver.facts().reserved, 1);
+    driver.now = driver.now + Nanos::from_millis(1_001);
+    driver.settle();
+    assert_eq!(driver.facts().ready, 1);
+    driver.set_room(worker, None);
+    driver.settle();
+    assert!(driver.take_text(worker).ends_with("RESERVED_BATCH 1\r\nRESERVED 1 0\r\n\r\n"));
+}
+
 /// The TTRs of some jobs run out between two steps of a `touch-all`: they are not counted, and the others
 /// stay with their worker.
 #[test]

@@ -181,6 +181,11 @@ impl Doing {
         }
     }
 
+    /// Returns whether it has jobs whose TTRs begin with its reply, which must not wait for the client to read.
+    fn must_reply(&self) -> bool {
+        matches!(self, Doing::Steps(Steps::FillBatch(..)))
+    }
+
     /// Returns whether a command runs in steps.
     pub fn is_in_steps(&self) -> bool {
         matches!(self, Doing::Steps(_))
@@ -243,7 +248,7 @@ impl Conn {
     /// Returns whether its commands can run.
     pub fn can_run(&self, s: &Store) -> bool {
         let may_add = self.output.is_empty() || self.output.len() < s.output_limit();
-        may_add && self.doing.is_runnable()
+        (may_add || self.doing.must_reply()) && self.doing.is_runnable()
     }
 
     /// Returns whether it should be read from.
