@@ -187,14 +187,13 @@ fn longest_line(command: Option<usize>) -> usize {
 
 /// Returns the length of the first line, if its end is in `bytes`.
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
-    let mut from = 0;
-    loop {
-        let at = from + text::find_byte(b'\n', &bytes[from..])?;
-        if bytes[..at].ends_with(b"\r") {
-            return Some(at - 1);
-        }
-        from = at + 1;
+    let at = text::find_byte(b'\n', bytes)?;
+    if bytes[..at].ends_with(b"\r") {
+        return Some(at - 1);
     }
+    // Lines seldom have an LF alone, and to search behind each again would take ten times as long.
+    let pair = bytes[at..].windows(CR_LF.len()).position(|pair| pair == CR_LF)?;
+    Some(at + pair)
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ use std::collections::BTreeMap;
 
 /// Units of work to add a job to the ready ones of its group, to remove it, to free its slot, to offer or to park it.
 const WORK_PER_CHANGE: usize = 4;
+/// The groups of a tube that are compared in one unit of work.
+const COMPARED_PER_WORK: usize = 2;
 /// A look at the first ready job of a tube parks or compares this many jobs, and a flush frees this many slots at once.
 const MOST_AT_ONCE: usize = 256;
 
@@ -158,7 +160,11 @@ impl Queue {
         }
         let Tube { epoch, .. } = self.tubes[tube];
         let first = self.tubes[tube].first_ready(&self.jobs);
-        first.or_else(|| self.unique.groups.best_in_tube(tube, epoch, MOST_AT_ONCE))
+        first.or_else(|| {
+            let (best, compared) = self.unique.groups.best_in_tube(tube, epoch, MOST_AT_ONCE);
+            self.work.spend_for(compared, COMPARED_PER_WORK);
+            best
+        })
     }
 
     /// Returns the ready jobs of a tube that are not among [`TubeJobs::ready`](super::tube::TubeJobs).

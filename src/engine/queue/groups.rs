@@ -219,15 +219,18 @@ impl Groups {
         first.filter(|&first| self.members[first].rank.group == of.group)
     }
 
-    /// Returns the best ready job with a group in a tube; of more than `most` groups, that of some.
-    pub fn best_in_tube(&self, tube: TubeKey, epoch: u8, most: usize) -> Option<JobKey> {
+    /// Returns the best ready job with a group in a tube, and how many groups were compared; of more than `most`
+    /// groups, that of some.
+    pub fn best_in_tube(&self, tube: TubeKey, epoch: u8, most: usize) -> (Option<JobKey>, usize) {
         let first_from = |least| self.first_from(least).map(|key| &self.members[key]);
         let next = |it: &&Member| {
             let group = it.rank.group.number().checked_add(1).map(GroupKey::from_number)?;
             first_from(MemberRank { group, pri: 0, id: 0, ..it.rank })
         };
         let firsts = std::iter::successors(first_from(MemberRank::first(tube, epoch)), next);
-        firsts.take(most).min_by_key(|it| it.rank.in_group()).map(|it| it.job)
+        let mut compared = 0;
+        let some = firsts.take(most).inspect(|_| compared += 1);
+        (some.min_by_key(|it| it.rank.in_group()).map(|it| it.job), compared)
     }
 
     /// Returns the ready jobs with a group in a tube, from this rank on.
