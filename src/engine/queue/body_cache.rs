@@ -378,11 +378,14 @@ impl Queue {
     fn move_record(&mut self, key: JobKey, read: RecordRead, record: &io::Result<Vec<u8>>) -> bool {
         match record {
             Ok(record) => {
-                self.body_cache.unmoved = None;
+                self.body_cache.unmoved.take_if(|file| *file == read.file);
                 self.write_moved(key, Some(&record[(read.len - read.body_len) as usize..]));
                 return true;
             }
-            Err(error) if is_loss(error) => self.lose(key, read, error),
+            // A worker that has its body may still delete it.
+            Err(error) if is_loss(error) && self.jobs[key].state.holder().is_none() => {
+                self.lose(key, read, error);
+            }
             Err(error) => {
                 self.binlog.iter_mut().for_each(|binlog| binlog.set_blocked(true));
                 let RecordRead { id, file, .. } = read;
@@ -401,10 +404,6 @@ impl Queue {
     /// another name.
     fn lose(&mut self, key: JobKey, read: RecordRead, cause: &io::Error) {
         let Some(binlog) = &mut self.binlog else { return };
-        // A worker that has its body may still delete it.
-        if matches!(self.jobs[key].state, State::Reserved(_)) {
-            return binlog.set_blocked(true);
-        }
         error!("{read}: the record of job {} cannot be read: {cause}; the job is lost", read.id);
         self.body_cache.stats.failures += 1;
         binlog.note_damage(key);
