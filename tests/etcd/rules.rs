@@ -495,6 +495,18 @@ fn rule_8_the_next_server_leads_at_once_after_a_clean_end() {
 }
 
 #[test]
+fn rule_8_a_server_that_ends_gives_back_its_lease_although_a_node_is_gone() {
+    for node in 0..3 {
+        let mut cluster = pair();
+        cluster.world().cut.extend([(0, node), (1, node)]);
+        cluster.run(5_000);
+        cluster.server(0).end();
+        let took_ms = fail_over(&mut cluster);
+        assert!(took_ms < 1_500, "without node {node}: {took_ms} ms");
+    }
+}
+
+#[test]
 fn rule_8_a_server_that_ends_gives_back_its_lease_although_a_change_waits_for_space() {
     let mut cluster = pair();
     cluster.world().store.has_no_space = true;

@@ -10,9 +10,14 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// A page of the log has at most 512 chunks of 256 KiB.
 const LONGEST_ANSWER: usize = 160 * 1024 * 1024;
+
+/// The wait for the end of a stream that has brought its answer.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How to connect to a node.
 pub struct Login {
@@ -50,7 +55,13 @@ impl Node for Client {
     /// stream a late one could be taken for that of another request.
     fn keep_alive(&self, lease: i64) -> Answer<()> {
         let mut client = self.lease_client();
-        Box::pin(async move { Ok(client.keep_alive(lease).await.map(drop)?) })
+        Box::pin(async move {
+            let (keeper, mut stream) = client.keep_alive(lease).await?;
+            // etcd counts a stream that is dropped before its end as a request that has failed.
+            drop(keeper);
+            tokio::spawn(timeout(END_TIMEOUT, async move { drop(stream.message().await) }));
+            Ok(())
+        })
     }
 
     fn revoke(&self, lease: i64) -> Answer<()> {

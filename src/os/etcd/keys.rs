@@ -14,6 +14,7 @@
 //! first one to the first one of the next file, or to one without bytes.
 
 use crate::engine::binlog::disk::FileNumber;
+use crate::engine::text::is_unprintable;
 use std::hash::{BuildHasher, RandomState};
 
 /// The number of a chunk.
@@ -117,7 +118,8 @@ impl Keys {
     /// Returns the number of the file with this key.
     pub fn parse_file(&self, key: &[u8]) -> Option<FileNumber> {
         let number = parse_number(key.strip_prefix(self.files().as_bytes())?)?.try_into().ok()?;
-        (self.file(number).as_bytes() == key).then_some(number)
+        // Files are numbered from 1.
+        (number > 0 && self.file(number).as_bytes() == key).then_some(number)
     }
 
     /// Returns the number of the chunk with this key.
@@ -153,6 +155,11 @@ pub fn parse_format(value: &[u8]) -> Option<u32> {
 
 fn parse_number(value: &[u8]) -> Option<ChunkNumber> {
     ChunkNumber::from_str_radix(str::from_utf8(value).ok()?, 16).ok()
+}
+
+/// Returns what other programs have written as text for messages: it must not forge lines of the log.
+pub fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace(is_unprintable, "\u{fffd}")
 }
 
 impl File {

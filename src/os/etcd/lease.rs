@@ -5,10 +5,11 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Failure, Kind, modified, outcome};
-use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, parse_last};
+use super::keys::{
+    Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, parse_last, printable,
+};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
-use crate::engine::text::is_unprintable;
 use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
 use etcd_client::{GetOptions, KeyValue, LeaseGrantResponse, PutOptions, Txn, TxnOp};
@@ -144,7 +145,7 @@ impl Member {
             (None, _) if !chunks.is_empty() => keys.missing(&keys.format()),
             (None, Some(other)) => format!(
                 "something else has keys with this prefix, such as {}; nothing was written",
-                String::from_utf8_lossy(other.key())
+                printable(other.key())
             ),
             (None, None) if self.duty == Duty::Read => {
                 format!("no binlog has the prefix {}", keys.prefix)
@@ -326,18 +327,18 @@ impl Member {
     /// Lets puts be refused before etcd is full, so that deletes work, and warns if etcd does not drop
     /// old revisions: its database grows without bound then.
     async fn watch_space(mut self) {
-        let nodes = &mut self.nodes;
+        // A connection to each stays: with passwords a new one takes etcd 0.1 s.
+        let mut each: Vec<Nodes> =
+            (0..self.nodes.count()).map(|index| self.nodes.only(index)).collect();
         let (mut noted, mut noted_at) = (self.shared.state().revision, self.shared.now());
         let (mut counted_len, mut refuses_puts) = (0, false);
-        nodes.next_node();
         loop {
             let stored_len = self.shared.state().stored_len;
             let (mut size, mut used) = (None, 0);
-            for _ in 0..nodes.count() {
-                if let Ok(status) = nodes.ask(|node| node.status()).await {
+            for node in &mut each {
+                if let Ok(status) = node.ask(|node| node.status()).await {
                     size = size.max(u64::try_from(status.db_size()).ok());
                     used = used.max(u64::try_from(status.raft_used_db_size()).unwrap_or(0));
-                    nodes.next_node();
                 }
             }
             if let Some(size) = size {
@@ -358,7 +359,7 @@ impl Member {
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
             if now.since(noted_at) >= REVISION_LIFETIME {
                 let old = GetOptions::new().with_revision(noted);
-                if nodes.page(&[(self.keys.leader(), old)]).await.is_ok() && newest > noted {
+                if self.nodes.page(&[(self.keys.leader(), old)]).await.is_ok() && newest > noted {
                     warn!(
                         "etcd keeps old revisions for more than {} s, until its quota is reached; \
                          start it with --auto-compaction-mode=periodic \
@@ -388,10 +389,9 @@ pub fn log_failures(shared: &Shared) -> impl FnMut(&Failure) + '_ {
 /// Why a server does not lead any more that was not too slow.
 pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ended";
 
-/// Returns the name of the server that leads. Other programs can write the key too, and its bytes must not
-/// forge lines of the log.
+/// Returns the name of the server that leads.
 pub fn name_of(leader: &KeyValue) -> String {
-    String::from_utf8_lossy(leader.value()).replace(is_unprintable, "\u{fffd}")
+    printable(leader.value())
 }
 
 /// Notes how much more may be written before puts are refused, given the size of the database and what of it is

@@ -18,7 +18,9 @@
 
 use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
-use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, format_value, last_value, parse_last};
+use super::keys::{
+    CHUNK_MAX, Chunk, ChunkNumber, File, format_value, last_value, parse_last, printable,
+};
 use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
 use super::nodes::{ask_again, ask_each};
 use super::shared::State;
@@ -581,7 +583,7 @@ impl Log {
 }
 
 fn unknown_key(pair: &KeyValue) -> Failure {
-    let key = String::from_utf8_lossy(pair.key());
+    let key = printable(pair.key());
     let remedy = "delete it, after its owner has got a prefix that does not begin with this one";
     Failure::lasting(format!("{key} is no key of a binlog; {remedy}"))
 }

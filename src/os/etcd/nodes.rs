@@ -10,7 +10,7 @@ use etcd_client::{ConnectOptions, GetOptions, KeyValue, ResponseHeader, Txn, Txn
 use std::collections::BTreeMap;
 use std::env;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -29,6 +29,8 @@ pub struct Nodes {
     current: usize,
     /// The id of the cluster of the nodes, for all clones; 0 before the first connection.
     cluster: Arc<AtomicU64>,
+    /// The node that has answered last, to whichever clone.
+    answering: Arc<AtomicUsize>,
     node: Option<Arc<dyn Node>>,
     /// The number of nodes in a row that have refused a request.
     refusals: usize,
@@ -91,6 +93,7 @@ impl Nodes {
             hint: "",
             current: 0,
             cluster: Arc::default(),
+            answering: Arc::default(),
             node: None,
             refusals: 0,
         }
@@ -105,6 +108,20 @@ impl Nodes {
     pub fn next_node(&mut self) {
         self.node = None;
         self.current = (self.current + 1) % self.addresses.len();
+    }
+
+    /// Asks the node next that has answered last, to whichever clone.
+    pub fn ask_answering(&mut self) {
+        self.node = None;
+        self.current = self.answering.load(Ordering::Relaxed);
+    }
+
+    /// Returns one of these nodes alone, whatever its cluster is.
+    pub fn only(&self, index: usize) -> Nodes {
+        let address = self.addresses[index].clone();
+        let (timeout, connect_timeout) = (self.timeout, self.connect_timeout);
+        let one = Nodes::over(Arc::clone(&self.etcd), vec![address], timeout);
+        Nodes { connect_timeout, ..one }
     }
 
     /// Reads a key. Also returns the newest revision.
@@ -203,6 +220,7 @@ impl Nodes {
         let mut failure = match answer.await {
             Ok(answer) => {
                 self.refusals = 0;
+                self.answering.store(self.current, Ordering::Relaxed);
                 return Ok(answer);
             }
             Err(failure) => failure,

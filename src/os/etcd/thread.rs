@@ -155,11 +155,14 @@ pub async fn serve(
     ended: oneshot::Receiver<Sender<()>>,
 ) {
     let (shared, mut nodes) = (Arc::clone(&member.shared), member.nodes.clone());
+    let count = nodes.count();
     let work = beside(member.clone().lead(), answer(member, requests));
     let done = beside(work, ended).await;
     let lease = shared.state().lease;
     if lease != 0 {
-        let _ = nodes.ask(|node| node.revoke(lease)).await;
+        nodes.ask_answering();
+        let revoke = async || nodes.ask(|node| node.revoke(lease)).await;
+        let _ = ask_each(count, revoke).await;
     }
     let _ = done.map(|done| done.send(()));
 }
