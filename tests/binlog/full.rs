@@ -11,6 +11,11 @@ use crate::{fill_and_drain, record_len};
 use std::io::ErrorKind;
 use std::num::NonZero;
 
+const SMALL_FILES: Options = Options::synced(8192);
+const LARGE_FILES: Options = Options::synced(1 << 20).with_max_job_size(2000);
+const UNSYNCED: Options = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
+const BODY: &str = "0123456789";
+
 /// Puts jobs until one is refused; returns how many were accepted.
 fn fill(server: &mut Instance, body: &str) -> u64 {
     let count = (0..100_000).take_while(|_| server.put(body).is_some()).count() as u64;
@@ -18,11 +23,18 @@ fn fill(server: &mut Instance, body: &str) -> u64 {
     count
 }
 
+/// Fills a disk of this size; returns it, the server, and the number of jobs.
+fn start_and_fill(capacity: u64, options: Options, body: &str) -> (FakeDisk, Instance, u64) {
+    let disk = FakeDisk::with_capacity(capacity);
+    let mut server = Instance::start(&disk, options, START);
+    let count = fill(&mut server, body);
+    assert!(count > 20, "{count} jobs in {capacity} bytes");
+    (disk, server, count)
+}
+
 /// Deletes all jobs, of which each delete works, from files of 8192 bytes. Then their space is free.
 fn delete_all(server: &mut Instance, disk: &FakeDisk, count: u64) {
-    for id in 1..=count {
-        server.delete(id);
-    }
+    (1..=count).for_each(|id| server.delete(id));
     server.idle(100);
     assert!(server.put("again").is_some(), "the space of deleted jobs is not free");
     assert!(disk.used() <= 2 * 8192);
@@ -56,17 +68,13 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
         let capacity = u64::from(FILE_SIZE) * tenths / 10;
         let of_c = jobs_that_c_takes(capacity, FILE_SIZE.into(), body);
         let body = "x".repeat(body);
-        let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, options, START);
-        let count = fill(&mut server, &body);
+        let (disk, server, count) = start_and_fill(capacity, options, &body);
         let case = format!("{capacity} bytes, bodies of {}", body.len());
         assert!(count * 100 >= of_c * 95, "{case}: {count} jobs, {of_c} in C");
         // After a kill on the full disk every delete works, and then puts do.
-        let mut server = Instance::start(&disk, options, server.now);
+        let mut server = server.again_on(&disk, options);
         assert_eq!(server.recovered.jobs, count, "{case}");
-        for id in 1..=count {
-            assert_eq!(server.ask(format!("delete {id}\r\n")), "DELETED\r\n", "{case}: {id}");
-        }
+        (1..=count).for_each(|id| server.delete(id));
         server.idle(200);
         assert_eq!(disk.live_files().len(), 1, "{case}: {}", disk.names());
         let again = fill(&mut server, &body);
@@ -77,13 +85,9 @@ fn a_small_disk_holds_as_many_jobs_as_in_c() {
 #[test]
 fn a_full_disk_refuses_puts_first_and_deletes_never() {
     for capacity in [6 * 8192, 10 * 8192, 50 * 8192 + 4096] {
-        let disk = FakeDisk::with_capacity(capacity);
-        let options = Options::synced(8192);
-        let mut server = Instance::start(&disk, options, START);
-        let count = fill(&mut server, "0123456789");
-        assert!(count > 20, "{count} jobs in {capacity} bytes");
+        let (disk, mut server, count) = start_and_fill(capacity, SMALL_FILES, BODY);
         let before = server.ask("stats\r\n");
-        assert_eq!(server.put("0123456789"), None);
+        assert_eq!(server.put(BODY), None);
         for key in ["current-jobs-ready", "total-jobs", "current-tubes"] {
             assert_eq!(field(&before, key), field(&server.ask("stats\r\n"), key), "{key}");
         }
@@ -100,11 +104,9 @@ fn a_full_disk_refuses_puts_first_and_deletes_never() {
 /// Without space for the record of the bury it is ready, and its next return counts.
 #[test]
 fn a_job_that_comes_back_too_often_is_buried_when_there_is_space() {
-    let mut options = Options::synced(8192);
+    let mut options = SMALL_FILES;
     options.settings.bury_after = NonZero::new(1);
-    let disk = FakeDisk::with_capacity(6 * 8192);
-    let mut server = Instance::start(&disk, options, START);
-    fill(&mut server, "0123456789");
+    let (disk, mut server, _) = start_and_fill(6 * 8192, options, BODY);
     release_until_refused(&mut server);
     for state in ["ready", "buried"] {
         let [worker] = server.clients();
@@ -120,7 +122,7 @@ fn a_job_that_comes_back_too_often_is_buried_when_there_is_space() {
 #[test]
 fn a_kick_on_a_full_disk_counts_the_jobs_that_it_has_kicked() {
     let disk = FakeDisk::with_capacity(6 * 8192);
-    let mut server = Instance::start(&disk, Options::synced(8192), START);
+    let mut server = Instance::start(&disk, SMALL_FILES, START);
     let put = "put 0 900 9 1\r\nx\r\n";
     let count = (0..10_000).take_while(|_| server.ask(put) != "OUT_OF_MEMORY\r\n").count();
     let kicked = numbers(&server.ask("kick 10000\r\n"), "KICKED ")[0];
@@ -133,53 +135,46 @@ fn a_kick_on_a_full_disk_counts_the_jobs_that_it_has_kicked() {
 #[test]
 fn no_job_that_was_taken_on_a_full_disk_is_flushed_by_a_later_start() {
     let disk = FakeDisk::with_capacity(20 * 8192);
-    let options = Options::synced(8192);
-    let mut server = Instance::start(&disk, options, START);
-    let mut taken = Vec::new();
+    let mut server = Instance::start(&disk, SMALL_FILES, START);
     for id in 1..=500 {
         assert_eq!(server.put("x"), Some(id));
         server.ask(format!("reserve-job {id}\r\nbury {id} 0\r\n"));
     }
     fill(&mut server, "x");
-    for id in 1..=500 {
-        match server.ask(format!("reserve-job {id}\r\n")).as_str() {
-            "OUT_OF_MEMORY\r\n" => {}
-            reply => {
-                assert_eq!(reply, format!("RESERVED {id} 1\r\nx\r\n"));
-                taken.push(id);
-            }
-        }
-    }
+    let is_taken = |id: &u64| match server.ask(format!("reserve-job {id}\r\n")).as_str() {
+        "OUT_OF_MEMORY\r\n" => false,
+        reply => reply == format!("RESERVED {id} 1\r\nx\r\n"),
+    };
+    let taken: Vec<u64> = (1..=500).filter(is_taken).collect();
     let count = taken.len();
     assert!((20..480).contains(&count), "{count} jobs were taken");
     disk.faults().capacity = None;
     server.expect("flush-buried default\r\n", &format!("FLUSHED {}\r\n", 500 - count));
     server.close();
-    let mut again = Instance::start(&disk, options, server.now);
+    let mut again = server.again_on(&disk, SMALL_FILES);
     for id in taken {
-        let found = again.ask(format!("peek {id}\r\n"));
-        assert_eq!(found, format!("FOUND {id} 1\r\nx\r\n"));
+        again.expect(format!("peek {id}\r\n"), &format!("FOUND {id} 1\r\nx\r\n"));
     }
 }
+
+/// The size of files, and a few of them.
+const SIZES: [(u32, u64); 3] = [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)];
 
 /// A start must not take a block of its own, which would be missing for deletes later.
 #[test]
 fn starts_on_a_full_disk_take_no_space_from_deletes() {
-    for (file_size, capacity) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
+    for (file_size, capacity) in SIZES {
         let options = Options::synced(file_size);
-        let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, options, START);
-        let count = fill(&mut server, "0123456789");
+        let (disk, mut server, count) = start_and_fill(capacity, options, BODY);
         release_until_refused(&mut server);
         // The newest first, so that no file is removed before the last jobs.
         for id in (1..=count).rev() {
             if id % 7 == 0 {
-                server = Instance::start(&disk, options, server.now);
+                server = server.again_on(&disk, options);
             }
-            let reply = server.ask(format!("delete {id}\r\n"));
-            assert_eq!(reply, "DELETED\r\n", "{id} of {count}, files of {file_size}");
+            server.delete(id);
         }
-        let again = Instance::start(&disk, options, server.now);
+        let again = server.again_on(&disk, options);
         assert_eq!((again.recovered.jobs, again.recovered.last_id >= count), (0, true));
     }
 }
@@ -188,10 +183,10 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
 #[test]
 fn a_start_does_not_exceed_a_limit_that_its_files_do_not_exceed() {
     let mut starts = 0;
-    for (file_size, limit) in [(8192, 10 * 8192), (65_536, 150_000), (1 << 20, 250_000)] {
+    for (file_size, limit) in SIZES {
         let options = Options::synced(file_size).with_limit(limit);
         let (disk, mut server) = start(options);
-        fill(&mut server, "0123456789");
+        fill(&mut server, BODY);
         release_until_refused(&mut server);
         let files = disk.live_files();
         for (name, bytes) in &files {
@@ -215,19 +210,16 @@ fn a_start_does_not_exceed_a_limit_that_its_files_do_not_exceed() {
 #[test]
 fn deletes_work_after_a_start_with_a_limit_of_what_the_files_take() {
     const JOBS: u64 = 300;
-    let options = Options::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
-    for _ in 0..JOBS {
-        assert!(server.put("x".repeat(100)).is_some());
-    }
+    let (disk, mut server) = start(LARGE_FILES);
+    server.put_all(JOBS, "x".repeat(100));
     server.close();
     let limit = disk.used_by_binlog();
-    let mut server = Instance::start(&disk, options.with_limit(limit), server.now);
+    let mut server = server.again_on(&disk, LARGE_FILES.with_limit(limit));
     assert_eq!(server.recovered.jobs, JOBS);
     assert_eq!(disk.used_by_binlog(), limit);
     for id in 1..=JOBS {
         assert_eq!(server.put("x"), None, "a put before the delete of {id}");
-        server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
+        server.delete(id);
     }
     server.idle(100);
     assert!(server.put("x").is_some());
@@ -251,13 +243,10 @@ fn space_comes_back_on_a_disk_that_was_full_at_the_start() {
         }
         server.close();
         let deletes = (JOBS * 84).next_multiple_of(4096) + 4096;
-        let full = used_by_records(&disk) + deletes;
-        disk.faults().capacity = Some(full);
-        let mut server = Instance::start(&disk, options, server.now);
+        disk.faults().capacity = Some(used_by_records(&disk) + deletes);
+        let mut server = server.again_on(&disk, options);
         assert_eq!(server.put("x"), None, "the disk is not full");
-        for id in (1..=JOBS).filter(|id| id % buried != 0) {
-            server.delete(id);
-        }
+        (1..=JOBS).filter(|id| id % buried != 0).for_each(|id| server.delete(id));
         server.idle(1_000);
         let live = JOBS / buried * 900;
         let (used, case) = (disk.used_by_binlog(), format!("every {buried}th job is buried"));
@@ -275,10 +264,7 @@ fn used_by_records(disk: &FakeDisk) -> u64 {
 
 #[test]
 fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records() {
-    let disk = FakeDisk::with_capacity(3 * 8192);
-    let mut server = Instance::start(&disk, Options::synced(8192), START);
-    let count = fill(&mut server, "0123456789");
-    assert!(count > 20, "{count} jobs");
+    let (disk, mut server, count) = start_and_fill(3 * 8192, SMALL_FILES, BODY);
     for _ in 0..1000 {
         server.ask("reserve-job 1\r\n");
         server.expect("release 1 5 0\r\n", "RELEASED\r\n");
@@ -286,62 +272,42 @@ fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records(
     delete_all(&mut server, &disk, count);
 }
 
+/// Deletes every second job of each file, the newer half of the jobs, or every third job of each file when releases
+/// have used what they may: that leaves enough to empty a file.
 #[test]
-fn space_comes_back_after_half_of_the_jobs_are_deleted() {
-    let large = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
-    // Deletes every second job of each file, or the newer half of the jobs.
-    for (capacity, options, body_len, is_first_half_kept, part) in [
-        (6 << 20, large, 1000, false, 3),
-        (6 << 20, large, 1000, true, 3),
-        (12 * 8192, Options::synced(8192), 3, false, 4),
-    ] {
-        let disk = FakeDisk::with_capacity(capacity);
-        let mut server = Instance::start(&disk, options, START);
+fn space_comes_back_after_half_or_a_third_of_the_jobs_is_deleted() {
+    type IsDeleted = fn(u64, u64) -> bool;
+    let cases: [(u64, Options, usize, bool, IsDeleted, u64); 4] = [
+        (6 << 20, UNSYNCED, 1000, false, |id, _| id % 2 == 0, 3),
+        (6 << 20, UNSYNCED, 1000, false, |id, count| id > count / 2, 3),
+        (12 * 8192, SMALL_FILES, 3, false, |id, _| id % 2 == 0, 4),
+        (6 << 20, UNSYNCED, 1000, true, |id, _| id % 3 == 0, 5),
+    ];
+    for (case, (capacity, options, body_len, releases, is_deleted, part)) in (1..).zip(cases) {
         let body = "x".repeat(body_len);
-        let count = fill(&mut server, &body);
-        let is_deleted =
-            |id: &u64| if is_first_half_kept { *id > count / 2 } else { id.is_multiple_of(2) };
-        (1..=count).filter(is_deleted).for_each(|id| server.delete(id));
-        server.idle(100);
+        let (_, mut server, count) = start_and_fill(capacity, options, &body);
+        if releases {
+            release_until_refused(&mut server);
+        }
+        (1..=count).filter(|&id| is_deleted(id, count)).for_each(|id| server.delete(id));
+        server.idle(1_000);
         let more = fill(&mut server, &body);
-        assert!(
-            more > count / part,
-            "{more} puts after half of {count} jobs of {body_len} bytes were deleted, \
-             the first half kept: {is_first_half_kept}"
-        );
+        assert!(more > count / part, "case {case}: {more} puts when some of {count} jobs are gone");
         server.expect("kick-job 1\r\n", "NOT_FOUND\r\n");
         server.ask("reserve-job 1\r\n");
         server.expect("release 1 5 0\r\n", "RELEASED\r\n");
     }
 }
 
-/// What releases may not use is enough to empty a file.
-#[test]
-fn releases_on_a_full_disk_leave_room_for_compaction() {
-    let disk = FakeDisk::with_capacity(6 << 20);
-    let options = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
-    let mut server = Instance::start(&disk, options, START);
-    let body = "x".repeat(1000);
-    let count = fill(&mut server, &body);
-    release_until_refused(&mut server);
-    // Of each file two thirds are live.
-    (2..=count).filter(|id| id % 3 == 0).for_each(|id| server.delete(id));
-    server.idle(1_000);
-    let more = fill(&mut server, &body);
-    assert!(more > count / 5, "{more} puts after a third of {count} jobs was deleted");
-}
-
 /// The live jobs of one old file fit in no free space, but those of another do.
 #[test]
 fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
-    let disk = FakeDisk::default();
-    let options = Options::binlog(1 << 20, Syncing::Never).with_max_job_size(2000);
-    let mut server = Instance::start(&disk, options, START);
+    let (disk, mut server) = start(UNSYNCED);
     let body = "x".repeat(1000);
-    (0..5_000).for_each(|_| assert!(server.put(&body).is_some()));
+    server.put_all(5_000, &body);
     server.close();
     disk.faults().capacity = Some(disk.used() + (1 << 20));
-    let mut server = Instance::start(&disk, options, server.now);
+    let mut server = server.again_on(&disk, UNSYNCED);
     fill(&mut server, &body);
     // All of these are in one file but for a few: half of it is live, and of the older ones nearly all.
     (1_900..2_900).filter(|id| id % 10 > 0).for_each(|id| server.delete(id));
@@ -370,113 +336,88 @@ fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
     }
 }
 
+// ---- Starts on a full disk ----
+
 /// Files would be smaller now, but the newest one has space in its last block.
 #[test]
 fn a_large_newest_file_is_continued_on_a_disk_that_other_programs_have_filled() {
-    let options = Options::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
-    for _ in 0..300 {
-        server.put("x".repeat(1000)).unwrap();
-    }
+    let (disk, mut server) = start(LARGE_FILES);
+    server.put_all(300, "x".repeat(1000));
     let mut files = disk.live_files();
     files.retain(|name, _| name == "binlog.1");
     let newest = files.get_mut("binlog.1").unwrap();
     newest.truncate(newest.iter().rposition(|&byte| byte != 0).unwrap() + 1);
     let full = FakeDisk::with_files(&files);
     full.faults().capacity = Some(full.used());
-    let mut again = Instance::start(&full, options, server.now);
+    let mut again = server.again_on(&full, LARGE_FILES);
     assert_eq!(again.recovered.jobs, 300);
-    server.expect("delete 1\r\n", "DELETED\r\n");
-    again.expect("delete 1\r\n", "DELETED\r\n");
+    server.delete(1);
+    again.delete(1);
 }
 
 /// Its intact jobs must leave it before.
 #[test]
 fn a_damaged_newest_file_is_not_continued_on_a_full_disk() {
-    let options = Options::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
-    for _ in 0..300 {
-        server.put("x".repeat(1000)).unwrap();
-    }
+    let (disk, mut server) = start(LARGE_FILES);
+    server.put_all(300, "x".repeat(1000));
     server.close();
     disk.flip_byte("binlog.1", "xxx");
     let files = disk.live_files();
     disk.faults().capacity = Some(disk.used());
-    assert!(Instance::try_start(&disk, options, server.now).is_err());
+    assert!(Instance::try_start(&disk, LARGE_FILES, server.now).is_err());
     assert!(disk.live_files() == files, "the files have changed");
 }
 
 #[test]
 fn a_file_without_jobs_that_is_continued_on_a_full_disk_is_not_removed() {
-    let options = Options::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
+    let (disk, mut server) = start(LARGE_FILES);
     let last = fill_and_drain(&mut server);
     server.close();
     disk.faults().capacity = Some(disk.used());
-    let mut again = Instance::start(&disk, options, server.now);
+    let mut again = server.again_on(&disk, LARGE_FILES);
     again.idle(10);
     disk.faults().capacity = None;
     again.advance(Nanos::from_secs(1));
     assert_eq!(again.put("next"), Some(last + 1));
 }
 
+/// All jobs are deleted, or some of each file stay.
 #[test]
 fn a_limit_that_is_lower_than_before_refuses_puts_until_enough_is_deleted() {
     const LIMIT: u64 = 300_000;
-    let options = Options::synced(1 << 20).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
-    let body = "x".repeat(1000);
-    for _ in 0..1000 {
-        server.put(&body).unwrap();
-    }
-    let limited = options.with_limit(LIMIT);
-    let first = Instance::start(&disk, limited, server.now);
-    let mut server = Instance::start(&disk, limited, first.now);
-    assert_eq!(server.recovered.jobs, 1000);
-    assert!(disk.used_by_binlog() < 1_400_000, "{}", disk.names());
-    for id in 1..=1000 {
-        if disk.used_by_binlog() > LIMIT {
-            assert_eq!(server.put(&body), None, "{id}: {}", disk.names());
+    for (file_size, deleted_of_10, least) in [(1 << 20, 10, 200), (64 * 1024, 9, 50)] {
+        let options = Options::synced(file_size).with_max_job_size(2000);
+        let (disk, mut server) = start(options);
+        let body = "x".repeat(1000);
+        server.put_all(1000, &body);
+        let limited = options.with_limit(LIMIT);
+        let first = server.again_on(&disk, limited);
+        let mut server = first.again_on(&disk, limited);
+        assert_eq!(server.recovered.jobs, 1000);
+        assert!(disk.used_by_binlog() < 1_400_000, "{}", disk.names());
+        let most = disk.used_by_binlog() + 64 * 1024;
+        disk.take_peak();
+        for id in (1..=1000).filter(|id| id % 10 < deleted_of_10) {
+            if disk.used_by_binlog() > LIMIT {
+                assert_eq!(server.put(&body), None, "{id}: {}", disk.names());
+            }
+            server.delete(id);
         }
-        server.delete(id);
+        server.idle(1000);
+        let peak = disk.take_peak();
+        assert!(disk.used_by_binlog() < LIMIT && peak <= most, "{peak}: {}", disk.names());
+        let again = fill(&mut server, &body);
+        assert!(again > least, "only {again} jobs");
+        assert!(disk.used_by_binlog() <= LIMIT, "{}", disk.names());
     }
-    server.idle(100);
-    let again = fill(&mut server, &body);
-    assert!(again > 200, "only {again} jobs");
-    assert!(disk.used_by_binlog() <= LIMIT, "{}", disk.names());
-}
-
-#[test]
-fn files_that_take_more_than_a_lower_limit_are_compacted_below_it() {
-    const LIMIT: u64 = 300_000;
-    let options = Options::synced(64 * 1024).with_max_job_size(2000);
-    let (disk, mut server) = start(options);
-    let body = "x".repeat(1000);
-    for _ in 0..1000 {
-        server.put(&body).unwrap();
-    }
-    server.close();
-    let now = server.now;
-    let mut server = Instance::start(&disk, options.with_limit(LIMIT), now);
-    let most = disk.used_by_binlog() + 64 * 1024;
-    disk.take_peak();
-    // Each file keeps some jobs.
-    (1..=1000).filter(|id| id % 10 > 0).for_each(|id| server.delete(id));
-    server.idle(1000);
-    assert!(disk.used_by_binlog() < LIMIT, "{}", disk.names());
-    let peak = disk.take_peak();
-    assert!(peak <= most, "{peak} bytes");
-    assert!(fill(&mut server, &body) > 50, "{}", disk.names());
-    assert!(disk.used_by_binlog() <= LIMIT, "{}", disk.names());
 }
 
 #[test]
 fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
     let options = Options::synced(1 << 20).with_max_job_size(10_000);
     let (disk, mut server) = start(options);
-    let body = "x".repeat(9000);
     for id in 1..=150 {
-        server.put(&body).unwrap();
+        server.put_all(1, "x".repeat(9000));
         if id > 44 {
             server.delete(id);
         }
@@ -488,33 +429,27 @@ fn a_full_disk_that_cannot_be_compacted_is_left_alone() {
         again.idle(50);
         let before = full.counts().changes;
         again.idle(50);
-        assert!(
-            full.counts().changes - before <= 1,
-            "{} changes on a disk of {capacity} bytes",
-            full.counts().changes - before
-        );
+        let changes = full.counts().changes - before;
+        assert!(changes <= 1, "{changes} changes on a disk of {capacity} bytes");
     }
 }
 
 #[test]
 fn a_start_that_fails_for_lack_of_space_keeps_the_last_id() {
-    let options = Options::synced(8192);
-    let (disk, mut server) = start(options);
+    let (disk, mut server) = start(SMALL_FILES);
     let last = fill_and_drain(&mut server);
     disk.faults().capacity = Some(0);
-    assert!(Instance::try_start(&disk, options, server.now).is_err(), "there is no space at all");
+    let started = Instance::try_start(&disk, SMALL_FILES, server.now);
+    assert!(started.is_err(), "there is no space at all");
     disk.faults().capacity = None;
-    let mut again = Instance::start(&disk, options, server.now);
-    assert_eq!(again.put("next"), Some(last + 1));
+    assert_eq!(server.again_on(&disk, SMALL_FILES).put("next"), Some(last + 1));
 }
 
 #[test]
 fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
     let options = Options::synced(65_536);
     let (disk, mut server) = start(options);
-    for _ in 0..900 {
-        server.put("x").unwrap();
-    }
+    server.put_all(900, "x");
     let mut starts = 0;
     for capacity in (150_000..400_000).step_by(4096) {
         let image = FakeDisk::with_files(&disk.live_files());
@@ -523,9 +458,7 @@ fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
         starts += 1;
         image.faults().capacity = None;
         let before = image.used();
-        for _ in 0..8 {
-            assert!(again.put("y".repeat(20_000)).is_some(), "capacity {capacity}");
-        }
+        again.put_all(8, "y".repeat(20_000));
         assert!(image.used() <= before + 8 * 65_536, "capacity {capacity}: {}", image.used());
     }
     assert!(starts > 10, "only {starts} starts");
@@ -533,34 +466,24 @@ fn space_that_becomes_free_after_a_start_on_a_full_disk_is_not_wasted() {
 
 // ---- Disks that fail ----
 
-#[test]
-fn a_failed_remove_is_not_retried_at_once() {
-    let (disk, mut server) = start(Options::binlog(16384, Syncing::Never));
-    fill_and_drain(&mut server);
-    disk.faults().fail_from = Some((disk.counts().changes + 1, ErrorKind::Other));
-    // A prepared file is no longer needed.
-    server.advance(Nanos::from_secs(2));
-    let next = server.next_due();
-    assert!(next.is_some_and(|due| due > server.now), "it is retried at {next:?}");
-    disk.faults().fail_from = None;
-    server.idle(10);
-    assert_eq!(disk.live_files().len(), 1);
-}
-
+/// A prepared file, and files of jobs that are deleted.
 #[test]
 fn a_file_that_cannot_be_removed_is_tried_again_later() {
-    let (disk, mut server) = start(Options::binlog(16384, Syncing::Never));
-    let ids: Vec<u64> = (0..100).filter_map(|_| server.put("x".repeat(1000))).collect();
-    for id in ids {
-        server.ask_now(format!("delete {id}\r\n"));
+    for jobs in [10, 100] {
+        let (disk, mut server) = start(Options::binlog(16384, Syncing::Never));
+        server.put_all(jobs, "x".repeat(1000));
+        (1..=jobs).for_each(|id| _ = server.ask_now(format!("delete {id}\r\n")));
+        disk.faults().removals_fail = true;
+        for _ in 0..2 {
+            server.advance(Nanos::from_secs(25));
+            let next = server.next_due();
+            assert!(next.is_some_and(|due| due > server.now), "it is retried at {next:?}");
+        }
+        disk.faults().removals_fail = false;
+        server.advance(Nanos::from_secs(80));
+        server.idle(20);
+        assert_eq!(disk.live_files().len(), 1);
     }
-    disk.faults().removals_fail = true;
-    // It does not try all the time.
-    server.advance(Nanos::from_secs(50));
-    disk.faults().removals_fail = false;
-    server.advance(Nanos::from_secs(80));
-    server.idle(20);
-    assert_eq!(disk.live_files().len(), 1);
 }
 
 #[test]

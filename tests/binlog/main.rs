@@ -46,6 +46,23 @@ fn disk_with_file(bytes: Vec<u8>) -> FakeDisk {
     FakeDisk::with_files(&Files::from([("binlog.1".to_owned(), bytes)]))
 }
 
+impl Instance {
+    /// Puts jobs with this body, for which there is space.
+    fn put_all(&mut self, count: u64, body: impl AsRef<[u8]>) {
+        (0..count).for_each(|_| assert!(self.put(&body).is_some(), "there is no space"));
+    }
+
+    /// Starts again on this disk, without an end of this server.
+    fn again_on(&self, disk: &FakeDisk, options: Options) -> Instance {
+        Instance::start(disk, options, self.now)
+    }
+
+    /// Starts a server on a copy of the files, as a crash leaves them.
+    fn after_crash(&self, options: Options) -> Instance {
+        Instance::on_files(&self.disk.live_files(), options, self.now)
+    }
+}
+
 /// Puts and deletes jobs; returns the last id.
 fn fill_and_drain(server: &mut Instance) -> u64 {
     const LAST: u64 = 10;
