@@ -4,7 +4,6 @@
 use crate::faults::{start_traced, start_with_fault};
 use crate::harness::cannot_test;
 use crate::harness::process::{BEANSTALKD, command, path_text, run, text};
-use crate::serve;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{File, create_dir, remove_file, set_permissions, write};
 use std::net::TcpListener;
@@ -12,7 +11,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 
-const PORT: [&str; 4] = ["-l", "127.0.0.1", "-p", "0"];
+/// Runs the server at a free port.
+fn run_at_port(flags: &[&str]) -> Output {
+    run(&[&["-l", "127.0.0.1", "-p", "0"], flags].concat())
+}
+
+/// Asserts that the server, and `--check`, refuse a binlog for this reason.
+#[track_caller]
+fn assert_binlog_fails(directory: &Path, expected: i32, is_restarted: bool, cause: &str) {
+    let flags = ["-b", path_text(directory)];
+    assert_output(&run_at_port(&flags), expected, is_restarted, &[flags[1], cause]);
+    let checked = run(&[&flags[..], &["--check"]].concat());
+    assert_output(&checked, 1, true, &[flags[1], cause]);
+}
 
 /// Asserts that the only line of the log has all `parts`. Also asserts that the unit of systemd restarts
 /// the server after this exit code, or that it does not.
@@ -53,14 +64,14 @@ fn a_port_that_is_in_use() {
     let parts = [&cause, "; stop the program that listens there, or choose another port"];
     let (port, address) = (address.port().to_string(), address.to_string());
     assert_output(&run(&["-l", "127.0.0.1", "-p", &port]), 111, true, &parts);
-    assert_output(&run(&[&PORT[..], &["--metrics", &address]].concat()), 111, true, &parts);
+    assert_output(&run_at_port(&["--metrics", &address]), 111, true, &parts);
 }
 
 #[test]
 fn a_directory_that_is_missing_or_belongs_to_another_user() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("jobs");
-    let flags = [&PORT[..], &["-b", path_text(&missing)]].concat();
+    let flags = ["-l", "127.0.0.1", "-p", "0", "-b", path_text(&missing)];
     let parts = [path_text(&missing), "No such file or directory", "; create the directory"];
     assert_output(&run(&flags), 10, false, &parts);
     create_dir(&missing).unwrap();
@@ -98,31 +109,19 @@ fn a_disk_that_is_full() {
     assert_fails(status.code(), &log, 1, true, &parts);
 }
 
-#[test]
-fn a_directory_of_another_server() {
-    let directory = tempfile::tempdir().unwrap();
-    let flags = [&PORT[..], &["-b", path_text(directory.path())]].concat();
-    let (_first, mut client) = serve(&flags);
-    client.expect_service();
-    let parts = ["another process keeps its binlog there; stop it, or choose another directory"];
-    assert_output(&run(&flags), 10, false, &parts);
-}
-
 /// Reading it, or opening it, would not end.
 #[test]
 fn a_binlog_that_is_no_file_of_a_server() {
     let directory = tempfile::tempdir().unwrap();
-    let flags = ["-b", path_text(directory.path())];
     let file = directory.path().join("binlog.1");
     File::create(&file).unwrap().set_len(1 << 40).unwrap();
     let cause = "cannot read binlog.1: not a regular file of at most 4 GiB";
-    assert_output(&run(&[&PORT[..], &flags].concat()), 1, true, &[flags[1], cause]);
-    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+    assert_binlog_fails(directory.path(), 1, true, cause);
     let lock = directory.path().join("lock");
     remove_file(&lock).unwrap();
     mknodat(CWD, &lock, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    let cause = "cannot lock the file lock";
-    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &[flags[1], cause]);
+    let output = run_at_port(&["-b", path_text(directory.path())]);
+    assert_output(&output, 10, false, &["cannot lock the file lock"]);
 }
 
 /// No server takes a part of an export for the whole.
@@ -130,28 +129,26 @@ fn a_binlog_that_is_no_file_of_a_server() {
 fn a_directory_to_which_an_export_was_moving_files() {
     let directory = tempfile::tempdir().unwrap();
     create_dir(directory.path().join("binlog.moving")).unwrap();
-    let flags = ["-b", path_text(directory.path())];
     let cause = "an export ended before it had moved all files there; empty it and export again";
-    assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &[flags[1], cause]);
-    assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+    assert_binlog_fails(directory.path(), 10, false, cause);
 }
 
 #[test]
 fn a_binlog_of_a_newer_version() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("binlog.3");
-    let flags = ["-b", path_text(directory.path())];
     let cause = "cannot read binlog.3: it has version 8, and this server reads versions 5 and 7";
-    let parts = [flags[1], cause, "; start the newer server that wrote it, or move the files away"];
     // With records, and without one yet.
     for rest in [[1; 5000], [0; 5000]] {
         let bytes = [&8_i32.to_ne_bytes()[..], &rest].concat();
         write(&file, &bytes).unwrap();
-        assert_output(&run(&[&PORT[..], &flags].concat()), 10, false, &parts);
-        assert_output(&run(&[&flags[..], &["--check"]].concat()), 1, true, &[flags[1], cause]);
+        assert_binlog_fails(directory.path(), 10, false, cause);
         assert_eq!(std::fs::read(&file).unwrap(), bytes);
-        assert_eq!(std::fs::read_dir(Path::new(flags[1])).unwrap().count(), 2, "and the lock");
+        assert_eq!(directory.path().read_dir().unwrap().count(), 2, "and the lock");
     }
+    let remedy = "; start the newer server that wrote it, or move the files away";
+    let output = run_at_port(&["-b", path_text(directory.path())]);
+    assert_output(&output, 10, false, &[remedy]);
 }
 
 #[test]

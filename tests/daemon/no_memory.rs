@@ -65,70 +65,29 @@ fn lists_tubes_and_waiters_without_memory_are_refused_and_small_replies_work() {
     wait_until("the tubes are removed", || stat(address, "current-tubes") == 2);
 }
 
-#[test]
-fn a_worker_is_served_after_another_client_frees_its_memory() {
-    const BATCHES: u32 = 40;
-    const AT_ONCE: u32 = 500;
-    let (_daemon, address) = start();
-    let [mut worker, mut producer] = [(); 2].map(|()| Client::connect(address));
-    for batch in 0..BATCHES {
-        let names = (0..AT_ONCE).map(|number| format!("own-{batch}-{number}"));
-        let last = watch_all(&mut worker, names);
-        assert_eq!(last, format!("WATCHING {}", (batch + 1) * AT_ONCE + 1));
-    }
-    producer.expect("use own-1-1\r\n", "USING own-1-1");
-    let hog = hog(address);
-    expect_one_of(&mut worker, "reserve-with-timeout 1\r\n", ["TIMED_OUT", "OUT_OF_MEMORY"]);
-    drop(hog);
-    wait_for_memory(&mut producer);
-    assert!(worker.ask("reserve-with-timeout 0\r\n").number("RESERVED").is_some());
-}
-
-/// Puts these jobs until there is no memory for one; returns their number.
-fn fill(producer: &mut Client, put: impl Fn(usize) -> String) -> u64 {
-    put_many(producer, usize::MAX, |number| put(number).into_bytes()).len() as u64
-}
-
-fn wait_for_delays(producer: &mut Client, jobs: u64) {
-    wait_until("all delays have ended", || producer.stat("current-jobs-ready") == jobs);
-}
-
+/// The priorities descend, so that no job becomes ready behind the others.
 #[test]
 fn jobs_with_groups_fill_the_memory_and_can_all_be_reserved() {
     for delay in [0, 2] {
         let (_daemon, address) = start();
         let mut producer = Client::connect(address);
-        let body = "x".repeat(200);
-        let put = |number| format!("put 0 {delay} 600 200 con:k{number}\r\n{body}\r\n");
-        let jobs = fill(&mut producer, put);
-        wait_for_delays(&mut producer, jobs);
+        let ids = put_many(&mut producer, usize::MAX, |number| {
+            let (pri, body) = (10_000_000 - number, "x".repeat(200));
+            format!("put {pri} {delay} 600 200 con:k{number}\r\n{body}\r\n").into_bytes()
+        });
+        let jobs = ids.len() as u64;
+        wait_until("all are ready", || producer.stat("current-jobs-ready") == jobs);
         let mut worker = Client::connect(address);
         // One at a time while the memory is full, then many.
-        let mut left = jobs;
-        while left > 0 {
-            let count = if left + 100 > jobs { 1 } else { left.min(100) };
-            (0..count).for_each(|_| worker.send("reserve-with-timeout 0\r\n"));
-            let ids = (0..count).map(|_| worker.reply().number("RESERVED").unwrap());
-            let ids: Vec<u64> = ids.collect();
-            worker.delete_all(&ids);
-            left -= count;
+        let ids: Vec<u64> = ids.into_iter().rev().collect();
+        let (first, others) = ids.split_at(100);
+        for ids in first.chunks(1).chain(others.chunks(100)) {
+            worker.send("reserve-with-timeout 0\r\n".repeat(ids.len()));
+            for id in ids {
+                assert_eq!(worker.reply().number("RESERVED"), Some(*id), "the best job");
+            }
+            worker.delete_all(ids);
         }
-    }
-}
-
-#[test]
-fn a_worker_connects_after_delays_have_ended_without_memory() {
-    let (_daemon, address) = start();
-    let mut producer = Client::connect(address);
-    producer.expect("use mail\r\n", "USING mail");
-    // The priorities descend, so that no job becomes ready behind the others.
-    let jobs = fill(&mut producer, |number| format!("put {} 2 60 0\r\n\r\n", 10_000_000 - number));
-    wait_for_delays(&mut producer, jobs);
-    let mut workers = [(); 3].map(|()| Client::connect(address));
-    for (worker, number) in workers.iter_mut().zip(0..) {
-        worker.expect("watch mail\r\n", "WATCHING 2");
-        let reserved = worker.ask("reserve\r\n").number("RESERVED");
-        assert_eq!(reserved, Some(jobs - number), "the job with the lowest priority");
     }
 }
 

@@ -111,7 +111,9 @@ fn a_server_that_cannot_lock_the_binlog_replaces_no_socket() {
     let inode = socket.path.metadata().unwrap().ino();
     let with_metrics = [&ON_LOOPBACK[..], &["--metrics", &socket.flag]].concat();
     for flags in [&["-l", &*socket.flag][..], &with_metrics] {
-        assert_refused(&[flags, &["-b", binlog]].concat(), 10, "");
+        let message =
+            "another process keeps its binlog there; stop it, or choose another directory";
+        assert_refused(&[flags, &["-b", binlog]].concat(), 10, message);
         assert_eq!(socket.path.metadata().unwrap().ino(), inode, "{flags:?}");
     }
 }
