@@ -38,6 +38,12 @@ impl Server {
         Server { driver, other, waits: 0, most_waits: 2 }
     }
 
+    fn with_clients<const N: usize>() -> (Server, [Client; N]) {
+        let mut server = Server::new();
+        let clients = server.driver.clients();
+        (server, clients)
+    }
+
     /// Runs one iteration. Returns the most jobs that came into a state or left it, or the tubes that
     /// were added or removed.
     fn iterate(&mut self) -> u64 {
@@ -124,6 +130,14 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.driver.check();
+        }
+    }
+}
+
 #[test]
 fn a_reserve_over_40000_tubes_finds_the_best_job_in_steps() {
     const WATCHES: usize = 40_000;
@@ -170,7 +184,6 @@ fn a_list_of_30000_tubes_is_made_in_steps_and_shared_and_they_are_removed_in_ste
     server.until(steps, MOST_MOVES / 4, |driver| driver.facts().tubes == 1);
     server.driver.settle();
     assert_eq!(server.driver.facts().connections, 1 + askers.len() as u64);
-    server.driver.check();
 }
 
 #[test]
@@ -190,7 +203,6 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
     assert_eq!(server.driver.facts().reserved, JOBS as u64, "a TTR has run out");
     server.driver.end(holder, End::HangUp);
     server.until(JOBS / 1_100..=JOBS, MOST_MOVES, |driver| driver.facts().ready == JOBS as u64);
-    server.driver.check();
 }
 
 /// A job with a key of `con:` takes a few microseconds instead of a fraction of one.
@@ -198,8 +210,7 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
 fn jobs_with_keys_move_in_shorter_steps() {
     const JOBS: usize = 10_000;
     const MOST: u64 = MOST_MOVES / 3;
-    let mut server = Server::new();
-    let [producer, _] = server.driver.clients();
+    let (mut server, [producer, _]) = Server::with_clients();
     // Of each two jobs with a key one is blocked.
     let put = |job: usize| format!("put 0 9000 9000 0 con:key-{}\r\n\r\n", job / 2);
     server.driver.ask(producer, (0..JOBS).map(put).collect::<String>());
@@ -210,15 +221,13 @@ fn jobs_with_keys_move_in_shorter_steps() {
     assert_eq!(server.driver.facts().reserved, JOBS as u64 / 2);
     server.driver.end(holder, End::HangUp);
     server.until(JOBS / 800..=JOBS, MOST, |driver| driver.facts().reserved == 0);
-    server.driver.check();
 }
 
 /// All slots of the ready jobs of a paused tube are taken by jobs of another one.
 #[test]
 fn the_end_of_a_pause_passes_10000_blocked_jobs_in_steps() {
     const JOBS: usize = 10_000;
-    let mut server = Server::new();
-    let [producer, waiter] = server.driver.clients();
+    let (mut server, [producer, waiter]) = Server::with_clients();
     server.driver.ask(producer, "use a\r\npause-tube a 9000\r\n");
     server.driver.ask(waiter, "watch a\r\nignore default\r\n");
     server.driver.receive(waiter, "reserve\r\n");
@@ -231,16 +240,38 @@ fn the_end_of_a_pause_passes_10000_blocked_jobs_in_steps() {
     server.driver.receive(producer, "pause-tube a 0\r\n");
     let reply = server.reply(waiter, "\r\n\r\n", JOBS / 600..=JOBS / 10);
     assert_eq!(reply, format!("RESERVED {} 0\r\n\r\n", 2 * JOBS + 1));
-    server.driver.check();
 }
 
+/// Those of one tube, those of 20,000 tubes together, and those of workers whose replies with bodies cost more than
+/// an iteration has.
 #[test]
-fn an_idle_server_makes_100000_due_jobs_ready_soon() {
-    let mut server = Server::new();
-    server.fill("backlog", 1, 100_000);
-    server.pass(Nanos::from_secs(1));
-    server.until_idle(50..=200, 2 * MOST_MOVES);
-    assert_eq!(server.driver.facts().ready, 100_000);
+fn due_jobs_are_ready_soon_and_in_steps() {
+    let put = |tube: usize, body: &str| {
+        format!("put-in-tube {tube} 0 5 9000 {}\r\n{body}\r\n", body.len())
+    };
+    let body = "x".repeat(3_900);
+    for (jobs, tubes, body, workers, is_idle) in [
+        (100_000, 1, "", 0, true),
+        (20_000, 20_000, "", 0, false),
+        (3_000, 1, &*body, 3_000, false),
+    ] {
+        let (mut server, [producer]) = Server::with_clients();
+        for job in 0..jobs {
+            server.driver.receive(producer, put(job % tubes, body));
+        }
+        for _ in 0..workers {
+            let worker = server.driver.connect();
+            server.driver.receive(worker, "watch 0\r\nreserve\r\n");
+        }
+        server.driver.settle();
+        server.pass(Nanos::from_secs(20));
+        if is_idle {
+            server.until_idle(50..=200, 2 * MOST_MOVES);
+        } else {
+            server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
+        }
+        assert_eq!(server.driver.facts().delayed, 0);
+    }
 }
 
 #[test]
@@ -265,14 +296,12 @@ fn a_backlog_of_50000_jobs_of_one_tube_or_client_delays_no_other() {
     server.pass(Nanos::from_secs(9_000));
     assert_eq!(server.reply(waiter, "\n", 1..=20), "TIMED_OUT\r\n");
     assert!(server.driver.facts().reserved > 0, "the backlog was too small");
-    server.driver.check();
 }
 
 #[test]
 fn the_end_of_50000_kept_keys_delays_no_timer() {
     const KEYS: usize = 50_000;
-    let mut server = Server::new();
-    let [producer, waiter] = server.driver.clients();
+    let (mut server, [producer, waiter]) = Server::with_clients();
     let put = |key| format!("put 0 0 9 1 idp:{key}:5\r\nx\r\n");
     server.driver.ask(producer, (0..KEYS).map(put).collect::<String>());
     // All keys are kept until the same moment.
@@ -283,7 +312,6 @@ fn the_end_of_50000_kept_keys_delays_no_timer() {
     assert_eq!(server.reply(waiter, "\n", 1..=5), "TIMED_OUT\r\n");
     // The backlog was large enough to delay it.
     server.until_idle(5..=KEYS, 0);
-    server.driver.check();
 }
 
 #[test]
@@ -331,7 +359,6 @@ fn the_end_of_a_pause_serves_5000_waiters_in_steps_and_in_order() {
         let expected = format!("RESERVED {id} 0\r\n\r\nUSING default\r\n");
         assert_eq!(server.driver.take_text(waiter), expected);
     }
-    server.driver.check();
 }
 
 /// At once, and at the end of a pause for which they have waited.
@@ -364,7 +391,6 @@ fn batches_of_40_clients_share_the_iterations() {
             server.driver.receive(client, format!("delete-batch{ids}\r\n"));
         }
         server.until(3..=1_000, MOST, |driver| driver.facts().reserved == 0);
-        server.driver.check();
     }
 }
 
@@ -372,14 +398,12 @@ fn batches_of_40_clients_share_the_iterations() {
 #[test]
 fn a_delete_batch_of_1000_jobs_takes_steps() {
     const STEP: u64 = 256;
-    let mut server = Server::new();
-    let client = server.driver.connect();
+    let (mut server, [client]) = Server::with_clients();
     server.driver.ask(client, "put 0 0 9 0 con:a\r\n\r\n".repeat(2000));
     let ids: String = (1..=1000).map(|id| format!(" {id}")).collect();
     server.driver.receive(client, format!("delete-batch{ids}\r\nlist-tube-used\r\n"));
     server.until(8..=12, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
     assert!(server.driver.take_text(client).starts_with("DELETED_BATCH 1000 0\r\n"));
-    server.driver.check();
 }
 
 /// In each tube a job waits for the slot of each key. A worker gets its jobs when all of them were offered.
@@ -388,8 +412,7 @@ fn slots_for_which_many_tubes_wait_are_offered_in_steps() {
     const KEYS: usize = 40;
     const TUBES: usize = 257;
     for frees in ["delete-batch", "flush-tube held"] {
-        let mut server = Server::new();
-        let [producer, holder, worker] = server.driver.clients();
+        let (mut server, [producer, holder, worker]) = Server::with_clients();
         let put = |tube: &str, key| format!("put-in-tube {tube} 0 0 9000 0 con:{key}\r\n\r\n");
         let put_all = |tube: &str| (0..KEYS).map(|key| put(tube, key)).collect::<String>();
         server.driver.ask(producer, put_all("held"));
@@ -408,7 +431,6 @@ fn slots_for_which_many_tubes_wait_are_offered_in_steps() {
         server.driver.receive(worker, format!("reserve-batch {KEYS}\r\n"));
         let reply = server.reply(worker, "\r\n\r\n", if is_delete { 1..=3 } else { 9..=60 });
         assert!(reply.starts_with(&format!("RESERVED_BATCH {KEYS}\r\n")), "{frees}: {reply}");
-        server.driver.check();
     }
 }
 
@@ -434,7 +456,6 @@ fn a_flush_of_200000_jobs_is_seen_at_once_and_freed_in_steps() {
     server.driver.iterate();
     server.driver.end(asker, End::HangUp);
     server.until_idle(50..=200, 1);
-    server.driver.check();
 }
 
 /// The jobs that a worker has reserved are freed last.
@@ -460,8 +481,7 @@ fn deadline_soon_is_replied_during_a_flush_of_other_reserved_jobs() {
 
 #[test]
 fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
-    let mut server = Server::new();
-    let asker = server.driver.connect();
+    let (mut server, [asker]) = Server::with_clients();
     // The jobs of another tube lie between those of the tube, so that all jobs must be compared.
     for (tube, jobs) in [("b", 20_000), ("a", 10_000), ("b", 20_000), ("a", 10_000)] {
         server.fill(tube, 9000, jobs);
@@ -481,7 +501,6 @@ fn pages_over_60000_jobs_are_made_in_steps_and_have_each_job_once() {
     let iterations = server.driver.iterations - before;
     assert!(iterations >= pages + 60_000 / 8_192, "all pages took {iterations} iterations");
     assert!(listed.into_iter().eq((20_001..=30_000).chain(50_001..=60_000)), "not each job once");
-    server.driver.check();
 }
 
 /// The first page of each is as much work as an iteration has.
@@ -512,44 +531,13 @@ fn pages_of_many_clients_leave_time_for_others() {
             server.driver.receive(page, format!("list-jobs {tube} any 10\r\n"));
             server.reply(page, "\n", 1..=1);
         }
-        server.driver.check();
     }
-}
-
-/// Their replies with bodies cost more than an iteration has.
-#[test]
-fn workers_that_are_woken_leave_time_for_others() {
-    const JOBS: usize = 3_000;
-    let mut server = Server::new();
-    let producer = server.driver.connect();
-    let put = format!("put 0 5 9000 3900\r\n{}\r\n", "x".repeat(3_900));
-    (0..JOBS).for_each(|_| _ = server.driver.ask(producer, &put));
-    for _ in 0..JOBS {
-        let worker = server.driver.connect();
-        server.driver.receive(worker, "reserve\r\n");
-    }
-    server.driver.settle();
-    server.pass(Nanos::from_secs(20));
-    server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
-}
-
-/// As many as if one tube had all of them.
-#[test]
-fn due_jobs_of_20000_tubes_are_ready_soon() {
-    const TUBES: usize = 20_000;
-    let mut server = Server::new();
-    let producer = server.driver.connect();
-    let put = |tube: usize| format!("put-in-tube {tube} 0 5 9000 0\r\n\r\n");
-    server.driver.ask(producer, (0..TUBES).map(put).collect::<String>());
-    server.pass(Nanos::from_secs(20));
-    server.until(20..=200, MOST_MOVES, |driver| driver.facts().delayed == 0);
 }
 
 /// Even when the due jobs of all tubes are more than one tick moves.
 #[test]
 fn a_job_that_is_due_wins_over_a_later_timeout() {
-    let mut server = Server::new();
-    let [producer, worker] = server.driver.clients();
+    let (mut server, [producer, worker]) = Server::with_clients();
     let put = |tube: usize| format!("put-in-tube t{tube} 0 1 9000 0\r\n\r\n");
     server.driver.ask(producer, (0..100).map(put).collect::<String>());
     server.driver.ask(worker, "watch t99\r\nignore default\r\n");

@@ -14,18 +14,15 @@ use std::num::NonZero;
 static ALLOCATOR: beanstalkd::Allocator = beanstalkd::Allocator;
 
 /// Each step does one job, or a few units of work.
-fn server_in_small_steps() -> Driver {
-    let limits = Limits {
-        closing_work: 4,
-        closing_slice_work: 4,
-        jobs_per_touch_step: 1,
-        jobs_per_batch_step: 1,
-        shared_work: 1,
-        least_share_work: 1,
-        ..Limits::DEFAULT
-    };
-    Driver::new(Options { limits, ..Options::DEFAULT }, START)
-}
+const SMALL_STEPS: Limits = Limits {
+    closing_work: 4,
+    closing_slice_work: 4,
+    jobs_per_touch_step: 1,
+    jobs_per_batch_step: 1,
+    shared_work: 1,
+    least_share_work: 1,
+    ..Limits::DEFAULT
+};
 
 /// A page of jobs compares one memory page of jobs in each step.
 const PAGES_IN_STEPS: Limits = Limits {
@@ -35,25 +32,40 @@ const PAGES_IN_STEPS: Limits = Limits {
     ..Limits::DEFAULT
 };
 
+/// Starts a server with these limits, and connects clients.
+fn start<const N: usize>(limits: Limits) -> (Driver, [Client; N]) {
+    start_with(|options| options.limits = limits)
+}
+
+fn start_with<const N: usize>(change: impl FnOnce(&mut Options)) -> (Driver, [Client; N]) {
+    let mut options = Options::DEFAULT;
+    change(&mut options);
+    let mut driver = Driver::new(options, START);
+    let clients = driver.clients();
+    (driver, clients)
+}
+
+/// Lets time pass, after which a server that is late does what is due.
+fn be_late(driver: &mut Driver, span: Nanos) {
+    driver.now = driver.now + span;
+    driver.settle();
+}
+
 /// Half of the TTRs of a closed connection run out before it has given back its jobs, and waiting workers
 /// get these jobs. It must not give them back too.
 #[test]
 fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     const JOBS: usize = 40;
     const WORKERS: usize = 30;
-    let mut driver = server_in_small_steps();
-    let holder = driver.connect();
+    let (mut driver, [holder]) = start(SMALL_STEPS);
     driver.ask(holder, "put 0 0 100 0\r\n\r\nput 0 0 1 0\r\n\r\n".repeat(JOBS / 2));
     driver.ask(holder, "reserve-batch 40\r\n");
     assert_eq!(driver.facts().reserved, JOBS as u64);
-    let workers: Vec<Client> = (0..WORKERS).map(|_| driver.connect()).collect();
-    for &worker in &workers {
-        assert_eq!(driver.ask(worker, "reserve\r\n"), "");
-    }
+    let workers: [Client; WORKERS] = driver.clients();
+    workers.iter().for_each(|&worker| assert_eq!(driver.ask(worker, "reserve\r\n"), ""));
     driver.end(holder, End::HangUp);
     assert_eq!(driver.facts().closing, 1, "the jobs are given back in one step");
-    driver.now = driver.now + Nanos::from_millis(1_001);
-    driver.settle();
+    be_late(&mut driver, Nanos::from_millis(1_001));
     let replies: String = workers.iter().map(|&worker| driver.take_text(worker)).collect();
     let jobs: BTreeSet<u64> = numbers(&replies, "RESERVED ").into_iter().collect();
     assert_eq!(jobs.len(), WORKERS, "a job has two workers, or a worker none");
@@ -69,8 +81,7 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
 #[test]
 fn the_commands_of_others_see_a_close_before_them() {
     for end in [Some(End::HalfClose), Some(End::SilentHalfClose), None] {
-        let mut driver = Driver::new(Options::DEFAULT, START);
-        let [holder, other] = driver.clients();
+        let (mut driver, [holder, other]) = start(Limits::DEFAULT);
         driver.ask(holder, "use t\r\nput 0 0 9 0\r\n\r\nwatch t\r\nreserve\r\n");
         match end {
             Some(end) => driver.end(holder, end),
@@ -88,12 +99,10 @@ fn the_commands_of_others_see_a_close_before_them() {
 /// The loop was late for both.
 #[test]
 fn a_delay_ends_before_a_pause_that_ends_later() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let [producer, worker] = driver.clients();
+    let (mut driver, [producer, worker]) = start(Limits::DEFAULT);
     driver.ask(producer, "put 5 0 9 0\r\n\r\nput 0 1 9 0\r\n\r\npause-tube default 2\r\n");
     assert_eq!(driver.ask(worker, "reserve\r\n"), "");
-    driver.now = driver.now + Nanos::from_secs(3);
-    driver.settle();
+    be_late(&mut driver, Nanos::from_secs(3));
     assert_eq!(driver.take_text(worker), "RESERVED 2 0\r\n\r\n");
     driver.check();
 }
@@ -103,8 +112,7 @@ fn a_delay_ends_before_a_pause_that_ends_later() {
 fn the_ttrs_of_a_batch_begin_with_its_reply() {
     let limits = Limits { jobs_per_batch_step: 2, ..Limits::DEFAULT };
     for waits in [false, true] {
-        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-        let [producer, worker] = driver.clients();
+        let (mut driver, [producer, worker]) = start(limits);
         let puts = "put 0 0 1 0\r\n\r\n".repeat(7);
         if waits {
             driver.ask(worker, "reserve-batch 7 9\r\n");
@@ -134,8 +142,7 @@ fn the_ttrs_of_a_batch_begin_with_its_reply() {
 /// As in C, whichever ended first.
 #[test]
 fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let [producer, worker, other] = driver.clients();
+    let (mut driver, [producer, worker, other]) = start(Limits::DEFAULT);
     for (tube, pris) in [("a", [5, 6]), ("b", [1, 7]), ("c", [2, 3])] {
         for pri in pris {
             driver.ask(producer, format!("put-in-tube {tube} {pri} 0 9 0\r\n\r\n"));
@@ -147,8 +154,7 @@ fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {
         "WATCHING 2\r\nWATCHING 3\r\n"
     );
     driver.ask(other, "watch a\r\nwatch c\r\nreserve\r\n");
-    driver.now = driver.now + Nanos::from_secs(2);
-    driver.settle();
+    be_late(&mut driver, Nanos::from_secs(2));
     assert_eq!(driver.take_text(worker), "RESERVED 3 0\r\n\r\n");
     assert_eq!(driver.take_text(other), "RESERVED 5 0\r\n\r\n");
     driver.check();
@@ -162,8 +168,7 @@ fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {
 fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {
     let limits = Limits { offers_per_step: 1, ..Limits::DEFAULT };
     for batch in [false, true] {
-        let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-        let [holder, worker] = driver.clients();
+        let (mut driver, [holder, worker]) = start(limits);
         driver.ask(holder, "put 0 0 9 0 con:k\r\n\r\nreserve\r\n");
         for (pri, tube) in (1..).zip(["a", "b", "c", "d"]) {
             driver.ask(holder, format!("put-in-tube {tube} {pri} 0 9 0 con:k\r\n\r\n"));
@@ -183,10 +188,7 @@ fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {
 /// Nothing else would make them run: the client waits until all of its commands are taken.
 #[test]
 fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {
-    let mut options = Options::DEFAULT;
-    options.settings.max_memory_bytes = 1 << 20;
-    let mut driver = Driver::new(options, START);
-    let [reader, writer] = driver.clients();
+    let (mut driver, [reader, writer]) = start_with(|it| it.settings.max_memory_bytes = 1 << 20);
     driver.set_room(writer, Some(0));
     for (before, after) in [(1, 3), (3, 6)] {
         driver.set_room(reader, Some(0));
@@ -227,15 +229,13 @@ fn a_batch_of_a_client_that_does_not_read_keeps_no_job_for_good() {
 /// stay with their worker.
 #[test]
 fn jobs_that_come_back_during_a_touch_all_are_not_counted() {
-    let mut driver = server_in_small_steps();
-    let (worker, other) = (driver.connect(), driver.connect());
+    let (mut driver, [worker, other]) = start(SMALL_STEPS);
     driver.ask(worker, "put 0 0 100 0\r\n\r\n".repeat(5) + &"put 0 0 1 0\r\n\r\n".repeat(5));
     driver.ask(worker, "reserve-batch 10\r\n");
     driver.receive(worker, "touch-all\r\n");
     (0..16).for_each(|_| _ = driver.iterate());
     assert!(driver.is_in_steps(worker), "all jobs were touched in 16 steps");
-    driver.now = driver.now + Nanos::from_millis(1_001);
-    driver.settle();
+    be_late(&mut driver, Nanos::from_millis(1_001));
     let text = driver.take_text(worker);
     let left = driver.facts().reserved;
     assert!((5..10).contains(&left), "{left} jobs are left");
@@ -249,8 +249,7 @@ fn jobs_that_come_back_during_a_touch_all_are_not_counted() {
 /// replies.
 #[test]
 fn a_job_that_comes_back_during_a_batch_has_one_worker() {
-    let mut driver = server_in_small_steps();
-    let (first, second) = (driver.connect(), driver.connect());
+    let (mut driver, [first, second]) = start(SMALL_STEPS);
     driver.ask(first, "put 0 0 1 0\r\n\r\n".repeat(3) + &"put 1 0 100 0\r\n\r\n".repeat(9));
     driver.receive(first, "reserve-batch 12\r\n");
     for _ in 0..3 {
@@ -274,8 +273,7 @@ fn a_job_that_comes_back_during_a_batch_has_one_worker() {
 /// Returns a server with a worker that has reserved jobs, and with buried and delayed jobs, 400 each. Their
 /// priorities and delays are in no order, and a third of them have groups.
 fn server_with_jobs_in_each_state() -> (Driver, Client) {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let worker = driver.connect();
+    let (mut driver, [worker]) = start(Limits::DEFAULT);
     let mut put = |pri: u32, delay: u32, ttr: u32| {
         let con =
             if pri.is_multiple_of(3) { format!(" con:k{}:1000", pri % 60) } else { String::new() };
@@ -544,8 +542,7 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
 #[test]
 fn a_list_of_tubes_is_not_older_than_its_request() {
     let limits = Limits { names_per_list_step: 5, ..Limits::DEFAULT };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-    let [user, watcher, first, second] = driver.clients();
+    let (mut driver, [user, watcher, first, second]) = start(limits);
     driver.ask(user, "use gone\r\n");
     for tube in 0..40 {
         driver.ask(watcher, format!("watch {tube}\r\n"));
@@ -566,8 +563,7 @@ fn a_list_of_tubes_is_not_older_than_its_request() {
 #[test]
 fn a_list_of_tubes_is_sent_to_many_clients_in_several_iterations() {
     let limits = Limits { names_per_list_step: 5, ..Limits::DEFAULT };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-    let watcher = driver.connect();
+    let (mut driver, [watcher]) = start(limits);
     driver.ask(watcher, (0..10).map(|tube| format!("watch {tube}\r\n")).collect::<String>());
     let clients: [Client; 200] = driver.clients();
     clients.iter().for_each(|&client| driver.receive(client, "list-tubes\r\n"));
@@ -623,8 +619,7 @@ fn a_single_reply_and_a_single_list_may_take_more_than_their_limit() {
 #[test]
 fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
     const WORKERS: usize = 300;
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let client = driver.connect();
+    let (mut driver, [client]) = start(Limits::DEFAULT);
     let puts = "put 0 0 9 0 con:k\r\n\r\n".repeat(WORKERS);
     driver.ask(client, puts + "reserve\r\n");
     for _ in 0..WORKERS {
@@ -642,8 +637,7 @@ fn a_group_whose_limit_rises_has_jobs_for_all_that_wait() {
 #[test]
 fn a_job_with_a_group_takes_more_memory_than_one_with_a_key() {
     let [key, group] = ["idp", "con"].map(|tag| {
-        let mut driver = Driver::new(Options::DEFAULT, START);
-        let client = driver.connect();
+        let (mut driver, [client]) = start(Limits::DEFAULT);
         let put = |number| format!("put 0 0 9 0 {tag}:{number}\r\n\r\n");
         driver.ask(client, (0..10_000).map(put).collect::<String>());
         driver.job_bytes()
@@ -654,8 +648,7 @@ fn a_job_with_a_group_takes_more_memory_than_one_with_a_key() {
 /// An idle server gives it back.
 #[test]
 fn the_memory_of_large_bodies_is_given_back_after_a_while() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let client = driver.connect();
+    let (mut driver, [client]) = start(Limits::DEFAULT);
     let put = format!("put 0 0 9 60000\r\n{}\r\n", "x".repeat(60_000));
     driver.ask(client, put + "delete 1\r\n");
     assert!(driver.job_bytes() > 60_000, "pages are kept for the next bodies");
@@ -666,10 +659,7 @@ fn the_memory_of_large_bodies_is_given_back_after_a_while() {
 /// Of many that come back too often only the first 100 are logged one by one, and then how many more these are.
 #[test]
 fn the_number_of_jobs_that_were_buried_is_due_to_be_logged_by_an_idle_server() {
-    let mut options = Options::DEFAULT;
-    options.settings.bury_after = NonZero::new(1);
-    let mut driver = Driver::new(options, START);
-    let worker = driver.connect();
+    let (mut driver, [worker]) = start_with(|it| it.settings.bury_after = NonZero::new(1));
     driver.ask(worker, "put 0 0 9 0\r\n\r\n".repeat(101) + "reserve-batch 101\r\n");
     driver.end(worker, End::HangUp);
     driver.settle();
@@ -681,8 +671,7 @@ fn the_number_of_jobs_that_were_buried_is_due_to_be_logged_by_an_idle_server() {
 /// The flush frees it last.
 #[test]
 fn a_flushed_job_that_waited_for_its_group_is_given_to_no_worker() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let [holder, flusher, worker] = driver.clients();
+    let (mut driver, [holder, flusher, worker]) = start(Limits::DEFAULT);
     driver.ask(holder, "put 0 0 9 0 con:k\r\n\r\nreserve\r\nuse a\r\n");
     driver.ask(holder, "put 0 0 9 0\r\n\r\n".repeat(5_000) + "put 0 0 9 0 con:k\r\n\r\n");
     driver.receive(flusher, "flush-tube a\r\n");
@@ -699,8 +688,7 @@ fn a_flushed_job_that_waited_for_its_group_is_given_to_no_worker() {
 /// A new connection may have the number of one that has begun a flush and is gone.
 #[test]
 fn the_reply_to_a_flush_is_sent_to_no_other_client() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let client = driver.connect();
+    let (mut driver, [client]) = start(Limits::DEFAULT);
     driver.ask(client, "put 0 0 9 0\r\n\r\n".repeat(5_000));
     driver.receive(client, "flush-tube default\r\n");
     driver.iterate();
@@ -737,8 +725,7 @@ fn a_worker_whose_job_is_flushed_keeps_its_place() {
 /// A page of clients looks at 64 connections in a step, and other clients are served between two of them.
 #[test]
 fn a_list_of_clients_has_each_that_stays() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let [first, other] = driver.clients();
+    let (mut driver, [first, other]) = start(Limits::DEFAULT);
     let more: Vec<Client> = (0..700).map(|_| driver.connect()).collect();
     driver.ask(more[0], "watch a\r\n");
     driver.ask(more[699], "watch a\r\n");
@@ -807,9 +794,7 @@ fn pages_of_clients_are_refused_when_they_take_too_much_memory() {
 /// meanwhile.
 #[test]
 fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
-    let options = Options { limits: PAGES_IN_STEPS, ..Options::DEFAULT };
-    let mut driver = Driver::new(options, START);
-    let [lister, other] = driver.clients();
+    let (mut driver, [lister, other]) = start(PAGES_IN_STEPS);
     driver.ask(other, "put-in-tube gone 0 0 9 0\r\n\r\n");
     driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
     driver.receive(lister, "list-jobs gone any 10\r\n");
@@ -827,9 +812,7 @@ fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
 /// A job that has left the state meanwhile is left out.
 #[test]
 fn a_page_of_jobs_in_steps_has_jobs_in_its_state_only() {
-    let options = Options { limits: PAGES_IN_STEPS, ..Options::DEFAULT };
-    let mut driver = Driver::new(options, START);
-    let [lister, other] = driver.clients();
+    let (mut driver, [lister, other]) = start(PAGES_IN_STEPS);
     driver.ask(other, "put-in-tube a 0 0 9 0\r\n\r\n".repeat(2));
     driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(5_000));
     driver.receive(lister, "list-jobs a ready 10\r\n");
@@ -845,8 +828,7 @@ fn a_page_of_jobs_in_steps_has_jobs_in_its_state_only() {
 #[test]
 fn at_most_256_pages_of_jobs_are_made_in_steps_at_the_same_time() {
     let limits = Limits { iteration_work: 1 << 30, ..PAGES_IN_STEPS };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-    let clients: [Client; 300] = driver.clients();
+    let (mut driver, clients) = start::<300>(limits);
     driver.ask(clients[0], "put 0 0 9 0\r\n\r\n".repeat(5_000));
     clients.iter().for_each(|&client| driver.receive(client, "list-jobs default any 1\r\n"));
     driver.settle();
@@ -861,8 +843,7 @@ fn at_most_256_pages_of_jobs_are_made_in_steps_at_the_same_time() {
 fn at_most_1024_flushes_have_jobs_that_are_not_freed() {
     const MOST: usize = 1024;
     let limits = Limits { iteration_work: 1 << 30, first_flush_work: 1, ..Limits::DEFAULT };
-    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
-    let clients: [Client; MOST + 1] = driver.clients();
+    let (mut driver, clients) = start::<{ MOST + 1 }>(limits);
     for tube in 0..clients.len() {
         driver.ask(clients[0], format!("put-in-tube {tube} 0 0 9 0\r\n\r\n").repeat(2));
     }
@@ -881,8 +862,7 @@ fn at_most_1024_flushes_have_jobs_that_are_not_freed() {
 #[test]
 fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
     let put = "put 0 0 900 1 idp:key:60\r\nx\r\n";
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let [first, second, worker, producer] = driver.clients();
+    let (mut driver, [first, second, worker, producer]) = start(Limits::DEFAULT);
     driver.ask(producer, "put 0 0 900 0\r\n\r\n".repeat(10_000));
     driver.ask(producer, "reserve-job 1\r\n");
     driver.receive(first, "flush-tube default\r\n");
