@@ -15,7 +15,18 @@ const FILE_SIZE: u32 = 16 * 1024;
 const OPTIONS: Options = Options::synced(FILE_SIZE).cold();
 
 fn start() -> Instance {
-    Instance::start(&FakeDisk::default(), OPTIONS, START)
+    start_with(|_| {})
+}
+
+/// The options with other settings.
+fn options(change: impl FnOnce(&mut Settings)) -> Options {
+    let mut options = OPTIONS;
+    change(&mut options.settings);
+    options
+}
+
+fn start_with(change: impl FnOnce(&mut Settings)) -> Instance {
+    Instance::start(&FakeDisk::default(), options(change), START)
 }
 
 /// Reads of bodies end when the test lets them.
@@ -26,10 +37,56 @@ fn start_with_late_reads() -> Instance {
 }
 
 impl Instance {
-    /// Lets all reads end.
-    fn end_reads(&mut self) {
-        self.disk.faults().reads_left = None;
+    /// Lets this number of reads end, or all.
+    fn let_reads_end(&mut self, count: Option<usize>) {
+        self.disk.faults().reads_left = count;
         self.settle();
+    }
+
+    fn end_reads(&mut self) {
+        self.let_reads_end(None);
+    }
+
+    /// Lets the next reads fail.
+    fn fail_reads(&self, faults: impl IntoIterator<Item = ReadFault>) {
+        self.disk.faults().of_reads.extend(faults);
+    }
+
+    /// Sends the request of a client that does not read, or no more than this number of bytes.
+    fn ask_unread(&mut self, client: Client, room: usize, request: impl AsRef<[u8]>) {
+        self.set_room(client, Some(room));
+        self.receive(client, request);
+    }
+
+    /// Each of these clients asks, and waits for a body.
+    #[track_caller]
+    fn wait_each(&mut self, clients: &[Client], request: impl AsRef<[u8]>) {
+        for &client in clients {
+            assert_eq!(self.send(client, &request), "");
+        }
+    }
+
+    /// The bytes of the replies that the server has made and these clients have not taken.
+    fn made_for(&self, clients: &[Client]) -> usize {
+        clients.iter().map(|&client| self.made(client).len()).sum()
+    }
+
+    #[track_caller]
+    fn expect_found(&mut self, id: u64, len: usize) {
+        self.expect(format!("peek {id}\r\n"), &found(id, len));
+    }
+
+    /// Iterates until each of these clients has a reply; returns how many iterations that took.
+    fn iterate_until_replied(&mut self, clients: &[Client], most: usize) -> usize {
+        let begun = self.iterations;
+        while clients.iter().any(|&client| self.received(client).is_empty()) {
+            let is_due = self.next_due().is_some_and(|due| due <= self.now);
+            assert!(is_due || self.disk.has_reads() || self.is_busy(), "the server rests");
+            self.iterate();
+            assert!(self.iterations - begun < most, "some client has no reply");
+        }
+        self.check();
+        self.iterations - begun
     }
 
     /// Puts a job whose body no other job has, and returns its id.
@@ -56,10 +113,6 @@ impl Instance {
 
     fn stat_of(&mut self, id: u64, key: &str) -> u64 {
         yaml::number(&self.ask(format!("stats-job {id}\r\n")), key)
-    }
-
-    fn restart(&self) -> Instance {
-        Instance::on_files(&self.disk.live_files(), OPTIONS, self.now)
     }
 }
 
@@ -88,28 +141,28 @@ fn a_body_that_is_not_what_was_written_is_given_to_nobody() {
             let [bad, good] = [server.put_of(700), server.put_of(800)];
             server.disk.faults().reads_late = is_late;
             let [worker] = server.clients();
-            server.disk.faults().of_reads.push_back(fault);
+            server.fail_reads([fault]);
             assert_eq!(server.send(worker, "reserve\r\n"), reserved(good, 800), "{fault:?}");
             assert_eq!(server.state(bad), "buried");
             assert_eq!(server.stat_of(bad, "buries"), 1);
-            server.disk.faults().of_reads.push_back(fault);
-            server.expect(format!("peek {bad}\r\n"), "NOT_FOUND\r\n");
-            server.disk.faults().of_reads.push_back(fault);
-            server.expect(format!("reserve-job {bad}\r\n"), "NOT_FOUND\r\n");
+            for command in ["peek", "reserve-job"] {
+                server.fail_reads([fault]);
+                server.expect(format!("{command} {bad}\r\n"), "NOT_FOUND\r\n");
+            }
             assert_eq!(server.state(bad), "buried");
             // No worker got it.
             assert_eq!(server.stat_of(bad, "reserves"), 0);
             // The next read succeeds.
-            server.expect(format!("peek {bad}\r\n"), &found(bad, 700));
+            server.expect_found(bad, 700);
             // Until its timeout ends, the worker waits for another job.
             server.ask(format!("kick-job {bad}\r\n"));
-            server.disk.faults().of_reads.push_back(fault);
+            server.fail_reads([fault]);
             assert_eq!(server.send(worker, "reserve-with-timeout 5\r\n"), "");
             assert_eq!(server.state(bad), "buried");
             server.advance(Nanos::from_secs(6));
             assert_eq!(server.take_text(worker), "TIMED_OUT\r\n");
             // The bury is recorded.
-            let mut server = server.restart();
+            let mut server = server.after_crash(OPTIONS);
             assert_eq!(server.state(bad), "buried");
         }
     }
@@ -122,18 +175,18 @@ fn a_worker_waits_for_a_body_that_cannot_be_read_now() {
         let id = server.put_of(700);
         server.disk.faults().reads_late = is_late;
         let [worker, next] = server.clients();
-        (0..3).for_each(|_| server.disk.faults().of_reads.push_back(ReadFault::TooManyFiles));
+        server.fail_reads([ReadFault::TooManyFiles; 3]);
         assert_eq!(server.send(worker, "reserve\r\n"), "");
         assert_eq!(server.state(id), "reserved");
         (0..5).for_each(|_| server.advance(Nanos::from_millis(100)));
         assert_eq!(server.take_text(worker), reserved(id, 700));
         // Another client cannot take it away.
-        server.disk.faults().of_reads.push_back(ReadFault::Error);
+        server.fail_reads([ReadFault::Error]);
         server.expect(format!("peek {id}\r\n"), "NOT_FOUND\r\n");
         assert_eq!(server.state(id), "reserved");
         // One that waits too long is told, and the job is ready as if it had not been reserved.
         server.send(worker, format!("release {id} 10 0\r\n"));
-        (0..1000).for_each(|_| server.disk.faults().of_reads.push_back(ReadFault::TooManyFiles));
+        server.fail_reads([ReadFault::TooManyFiles; 1000]);
         assert_eq!(server.send(next, "reserve\r\n"), "");
         (0..110).for_each(|_| server.advance(Nanos::from_millis(100)));
         assert_eq!(server.take_text(next), "OUT_OF_MEMORY\r\n");
@@ -147,11 +200,9 @@ fn a_worker_waits_for_a_body_that_cannot_be_read_now() {
 fn all_clients_whose_bodies_cannot_be_read_for_too_long_are_refused() {
     let mut server = start();
     let id = server.put_of(700);
-    (0..1000).for_each(|_| server.disk.faults().of_reads.push_back(ReadFault::TooManyFiles));
+    server.fail_reads([ReadFault::TooManyFiles; 1000]);
     let clients: [Client; 20] = server.clients();
-    for client in clients {
-        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
-    }
+    server.wait_each(&clients, format!("peek {id}\r\n"));
     server.advance(Nanos::from_millis(10_100));
     for client in clients {
         assert_eq!(server.take_text(client), "OUT_OF_MEMORY\r\n");
@@ -164,56 +215,20 @@ fn a_body_that_never_fits_in_memory_is_refused_and_stays_ready() {
     let mut before = start();
     before.put_of(60_000);
     before.put_of(100);
-    let settings = Settings { max_memory_bytes: 50_000, ..OPTIONS.settings };
-    let mut server = Instance::start(&before.disk, Options { settings, ..OPTIONS }, before.now);
-    for command in [
-        "reserve",
-        "reserve-with-timeout 1",
-        "reserve-job 1",
-        "reserve-batch 2",
-        "peek 1",
-        "peek-ready",
-    ] {
+    let mut server = before.again_on(&before.disk, options(|it| it.max_memory_bytes = 50_000));
+    for command in
+        ["reserve", "reserve-with-timeout 1", "reserve-job 1", "reserve-batch 2", "peek 1"]
+    {
         let [client] = server.clients();
         assert_eq!(server.send(client, format!("{command}\r\n")), "OUT_OF_MEMORY\r\n", "{command}");
         assert!(!server.is_closed(client));
         assert_eq!(server.state(1), "ready");
     }
     assert_eq!(server.stat_of(1, "reserves"), 0);
-    server.expect("peek 2\r\n", &found(2, 100));
+    server.expect_found(2, 100);
     // A batch ends before it.
-    server.expect(
-        "peek-batch default ready 10 1\r\n",
-        &format!("FOUND_BATCH 1 0\r\n{}", found(2, 100)),
-    );
-}
-
-/// As after a restart, when the cache has filled with the bodies of small jobs.
-#[test]
-fn a_large_body_takes_the_memory_of_the_cache() {
-    let mut before = start();
-    let small: Vec<u64> = (0..8).map(|_| before.put_of(100_000)).collect();
-    let large = before.put_of(700_000);
-    let settings = Settings {
-        max_memory_bytes: 1_000_000,
-        body_cache_bytes: Some(850_000),
-        ..OPTIONS.settings
-    };
-    let mut server = Instance::start(&before.disk, Options { settings, ..OPTIONS }, before.now);
-    assert!(server.job_bytes() > 800_000, "{} bytes before", server.job_bytes());
-    let [client] = server.clients();
-    server.set_room(client, Some(0));
-    assert_eq!(server.send(client, format!("peek {large}\r\n")), "");
-    server.settle();
-    assert!(server.made(client).len() > 700_000);
-    let taken = server.job_bytes();
-    assert!((700_000..=1_250_000).contains(&taken), "{taken} bytes are taken");
-    for id in small {
-        server.expect(format!("peek {id}\r\n"), &found(id, 100_000));
-    }
-    server.set_room(client, None);
-    server.settle();
-    assert_eq!(server.take_text(client), found(large, 700_000));
+    let batch = format!("FOUND_BATCH 1 0\r\n{}", found(2, 100));
+    server.expect("peek-batch default ready 10 1\r\n", &batch);
 }
 
 /// The cache has them in the memory pages of the jobs, from the first to the last and again.
@@ -223,12 +238,10 @@ fn the_memory_of_the_cache_is_taken_again_when_it_has_filled_again() {
     let mut small: Vec<u64> = (0..14).map(|_| before.put_of(100_000)).collect();
     before.ask_now("put 9 0 60 0\r\n\r\n".repeat(2_100));
     let large = before.put_of(LEN);
-    let settings = Settings {
-        max_memory_bytes: 2_000_000,
-        body_cache_bytes: Some(1_500_000),
-        ..OPTIONS.settings
-    };
-    let mut server = Instance::start(&before.disk, Options { settings, ..OPTIONS }, before.now);
+    let with_cache = options(|it| {
+        (it.max_memory_bytes, it.body_cache_bytes) = (2_000_000, Some(1_500_000));
+    });
+    let mut server = before.again_on(&before.disk, with_cache);
     for round in 0..3 {
         let taken = server.job_bytes();
         assert!(taken > 1_600_000, "{taken} bytes in round {round}");
@@ -251,15 +264,12 @@ fn a_worker_waits_for_few_reads_of_other_clients() {
         let busy: [Client; 8] = server.clients();
         for client in busy {
             server.ask(format!("use many-{client}\r\n"));
-            for _ in 0..batched {
-                server.put_of(1000);
-            }
-            assert_eq!(server.send(client, format!("peek-batch many-{client} any 1000\r\n")), "");
+            (0..batched).for_each(|_| _ = server.put_of(1000));
+            server.wait_each(&[client], format!("peek-batch many-{client} any 1000\r\n"));
         }
         server.ask("use one\r\n");
         let id = server.put_of(len);
-        server.disk.faults().reads_left = Some(20);
-        server.settle();
+        server.let_reads_end(Some(20));
         let [worker] = server.clients();
         let lines = server.send(worker, "watch one\r\nignore default\r\nreserve\r\n");
         assert_eq!(lines.lines().count(), 2);
@@ -267,8 +277,7 @@ fn a_worker_waits_for_few_reads_of_other_clients() {
         while server.received(worker).is_empty() {
             reads += 1;
             assert!(reads <= 4 + busy.len() + 1, "{len} bytes wait for {reads} reads");
-            server.disk.faults().reads_left = Some(1);
-            server.settle();
+            server.let_reads_end(Some(1));
         }
         assert_eq!(server.take_text(worker), reserved(id, len));
         server.end_reads();
@@ -283,17 +292,16 @@ fn small_replies_wait_for_one_large_body_together() {
     for client in busy {
         server.ask(format!("use many-{client}\r\n"));
         (0..3).for_each(|_| _ = server.put_of(300_000));
-        assert_eq!(server.send(client, format!("peek-batch many-{client} any 3\r\n")), "");
+        server.wait_each(&[client], format!("peek-batch many-{client} any 3\r\n"));
     }
     server.ask("use small\r\n");
     let ids = [(); 20].map(|()| server.put_of(100));
     let workers: [Client; 20] = server.clients();
     for (client, id) in workers.into_iter().zip(ids) {
-        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
+        server.wait_each(&[client], format!("peek {id}\r\n"));
     }
     // Those that are with the disk already, and one more.
-    server.disk.faults().reads_left = Some(4 + 1 + workers.len());
-    server.settle();
+    server.let_reads_end(Some(4 + 1 + workers.len()));
     for (client, id) in workers.into_iter().zip(ids) {
         assert_eq!(server.take_text(client), found(id, 100));
     }
@@ -306,13 +314,13 @@ fn reads_for_closed_connections_are_not_begun() {
     let ids: Vec<u64> = (0..300).map(|_| server.put_of(1000)).collect();
     for &id in &ids[..200] {
         let [client] = server.clients();
-        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
+        server.wait_each(&[client], format!("peek {id}\r\n"));
         if id % 2 == 0 {
             server.end(client, End::HangUp);
         }
     }
     let [batch, worker] = server.clients();
-    assert_eq!(server.send(batch, "peek-batch default any 1000\r\n"), "");
+    server.wait_each(&[batch], "peek-batch default any 1000\r\n");
     assert_eq!(server.disk.begun_reads(), 4);
     for client in 0..=batch {
         if !server.is_closed(client) && client != server.client {
@@ -323,9 +331,8 @@ fn reads_for_closed_connections_are_not_begun() {
     server.settle();
     let [other] = server.clients();
     assert_eq!(server.id(other), 2);
-    assert_eq!(server.send(worker, format!("peek {}\r\n", ids[250])), "");
-    server.disk.faults().reads_left = Some(5);
-    server.settle();
+    server.wait_each(&[worker], format!("peek {}\r\n", ids[250]));
+    server.let_reads_end(Some(5));
     assert_eq!(server.take_text(worker), found(ids[250], 1000));
     assert_eq!(server.disk.begun_reads(), 0);
 }
@@ -336,12 +343,10 @@ fn a_large_reply_is_made_when_the_client_of_another_is_gone() {
     let mut server = start_with_late_reads();
     let ids: Vec<u64> = (0..3).map(|_| server.put_of(LEN)).collect();
     let [unread, gone, other] = server.clients();
-    server.set_room(unread, Some(0));
-    server.send(unread, format!("peek {}\r\n", ids[0]));
-    server.disk.faults().reads_left = Some(1);
-    server.settle();
+    server.ask_unread(unread, 0, format!("peek {}\r\n", ids[0]));
+    server.let_reads_end(Some(1));
     for (client, id) in [(gone, ids[1]), (other, ids[2])] {
-        assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
+        server.wait_each(&[client], format!("peek {id}\r\n"));
     }
     server.end(gone, End::HangUp);
     server.end_reads();
@@ -353,9 +358,7 @@ fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
     let mut server = start_with_late_reads();
     let ids: Vec<u64> = (0..10).map(|_| server.put_of(1000)).collect();
     let workers: [Client; 10] = server.clients();
-    for worker in workers {
-        assert_eq!(server.send(worker, "reserve\r\n"), "");
-    }
+    server.wait_each(&workers, "reserve\r\n");
     for (worker, &id) in workers.into_iter().zip(&ids) {
         server.end(worker, End::HangUp);
         server.settle();
@@ -383,12 +386,9 @@ fn a_body_for_which_many_wait_is_read_once() {
         let mut server = start_with_late_reads();
         let id = server.put_of(len);
         let clients: [Client; 20] = server.clients();
-        for client in clients {
-            assert_eq!(server.send(client, format!("peek {id}\r\n")), "");
-        }
+        server.wait_each(&clients, format!("peek {id}\r\n"));
         assert_eq!(server.disk.begun_reads(), 1);
-        server.disk.faults().reads_left = Some(1);
-        server.settle();
+        server.let_reads_end(Some(1));
         for client in clients {
             assert_eq!(server.take_text(client), found(id, len), "of {len} bytes");
         }
@@ -403,8 +403,7 @@ fn start_with_unread_replies() -> (Instance, Vec<u64>, Vec<Client>) {
     let ids: Vec<u64> = (0..30).map(|_| server.put_of(LEN)).collect();
     let clients: Vec<Client> = ids.iter().map(|_| server.connect()).collect();
     for (&client, id) in clients.iter().zip(&ids) {
-        server.set_room(client, Some(0));
-        server.receive(client, format!("peek {id}\r\n"));
+        server.ask_unread(client, 0, format!("peek {id}\r\n"));
         server.settle();
     }
     (server, ids, clients)
@@ -414,16 +413,15 @@ fn start_with_unread_replies() -> (Instance, Vec<u64>, Vec<Client>) {
 fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     let (mut server, ids, clients) = start_with_unread_replies();
     let small = server.put_of(100);
-    let made: usize = clients.iter().map(|&client| server.made(client).len()).sum();
+    let made = server.made_for(&clients);
     assert!((8 * LEN..16 << 20).contains(&made), "{made} bytes are made");
-    server.expect(format!("peek {small}\r\n"), &found(small, 100));
+    server.expect_found(small, 100);
     // A large one waits until those are disconnected that take nothing.
     let [worker, quick, slow] = [server.connect(), server.connect(), clients[0]];
-    assert_eq!(server.send(worker, format!("reserve-job {}\r\n", ids[29])), "");
+    server.wait_each(&[worker], format!("reserve-job {}\r\n", ids[29]));
     // One whose reply has the same length each second has taken the one before.
     let short = server.put_of(100_000);
-    server.set_room(quick, Some(10));
-    server.receive(quick, format!("peek {short}\r\n"));
+    server.ask_unread(quick, 10, format!("peek {short}\r\n"));
     for _ in 0..9 {
         assert!(server.received(worker).is_empty());
         server.set_room(slow, Some(10));
@@ -434,8 +432,7 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
         server.set_room(quick, None);
         server.settle();
         assert_eq!(server.take_text(quick), found(short, 100_000));
-        server.set_room(quick, Some(10));
-        server.receive(quick, format!("peek {short}\r\n"));
+        server.ask_unread(quick, 10, format!("peek {short}\r\n"));
         server.settle();
         server.advance(Nanos::from_secs(1));
     }
@@ -450,11 +447,10 @@ fn many_clients_that_take_nothing_keep_no_worker_from_its_job() {
     let id = server.put_of(LEN);
     for _ in 0..100 {
         let (unread, client) = (server.put_of(LEN), server.connect());
-        server.set_room(client, Some(0));
-        server.receive(client, format!("peek {unread}\r\n"));
+        server.ask_unread(client, 0, format!("peek {unread}\r\n"));
     }
     let [worker] = server.clients();
-    assert_eq!(server.send(worker, format!("reserve-job {id}\r\n")), "");
+    server.wait_each(&[worker], format!("reserve-job {id}\r\n"));
     (0..40).for_each(|_| server.advance(Nanos::from_secs(1)));
     assert!(server.take_text(worker) == reserved(id, LEN));
 }
@@ -462,15 +458,12 @@ fn many_clients_that_take_nothing_keep_no_worker_from_its_job() {
 /// Each takes its reply in less than a second, and asks again. There is memory for three of them.
 #[test]
 fn clients_that_take_their_replies_stay_connected_while_others_wait() {
-    let settings = Settings { max_memory_bytes: 17 << 20, ..OPTIONS.settings };
-    let options = Options { settings, ..OPTIONS };
-    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let mut server = start_with(|it| it.max_memory_bytes = 17 << 20);
     let clients: [Client; 5] = server.clients();
     let ids = clients.map(|_| server.put_of(LEN));
     let (mut replies, mut held) = (0, [0; 5]);
     for (client, id) in clients.into_iter().zip(ids) {
-        server.set_room(client, Some(10));
-        server.receive(client, format!("peek {id}\r\n"));
+        server.ask_unread(client, 10, format!("peek {id}\r\n"));
         server.settle();
     }
     for step in 0..400 {
@@ -483,8 +476,7 @@ fn clients_that_take_their_replies_stay_connected_while_others_wait() {
                 server.set_room(client, None);
                 server.settle();
                 assert!(server.take_text(client) == found(id, LEN));
-                server.set_room(client, Some(10));
-                server.receive(client, format!("peek {id}\r\n"));
+                server.ask_unread(client, 10, format!("peek {id}\r\n"));
                 server.settle();
             }
         }
@@ -496,29 +488,27 @@ fn clients_that_take_their_replies_stay_connected_while_others_wait() {
 /// The bodies of such a reply are copied to its text.
 #[test]
 fn unread_batches_of_small_bodies_take_bounded_memory() {
-    let settings = Settings { max_memory_bytes: 16 << 20, ..OPTIONS.settings };
-    let options = Options { settings, ..OPTIONS };
-    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let mut server = start_with(|it| it.max_memory_bytes = 16 << 20);
     server.disk.hold_reads(true);
     let ids: Vec<u64> = (0..250).map(|_| server.put_of(4000)).collect();
-    let clients: Vec<Client> = (0..40).map(|_| server.connect()).collect();
-    for &client in &clients {
-        server.set_room(client, Some(0));
-        server.receive(client, "peek-batch default ready 1000\r\n");
+    let clients: [Client; 40] = server.clients();
+    for client in clients {
+        server.ask_unread(client, 0, "peek-batch default ready 1000\r\n");
     }
     server.end_reads();
-    let made = |server: &Instance| -> usize {
-        clients.iter().map(|&client| server.made(client).len()).sum()
-    };
     // An eighth of the memory, or little more, is for text.
-    assert!((1 << 20..3 << 20).contains(&made(&server)), "{} bytes are made", made(&server));
+    let is_bounded = |server: &Instance| {
+        let made = server.made_for(&clients);
+        assert!((1 << 20..3 << 20).contains(&made), "{made} bytes are made");
+    };
+    is_bounded(&server);
     // A worker gets its job at once. A batch waits for a client that reads.
     let [worker] = server.clients();
     assert_eq!(server.send(worker, "reserve\r\n"), reserved(ids[0], 4000));
     let reader = *clients.iter().find(|&&client| server.made(client).len() > 1 << 19).unwrap();
     server.set_room(reader, None);
     server.advance(Nanos::from_millis(1));
-    assert!((1 << 20..3 << 20).contains(&made(&server)), "{} bytes are made", made(&server));
+    is_bounded(&server);
     // Or until a client that takes nothing is disconnected.
     for _ in 0..1000 {
         server.advance(Nanos::from_secs(1));
@@ -531,14 +521,12 @@ fn unread_batches_of_small_bodies_take_bounded_memory() {
 /// Otherwise the reply waits for itself, and all others behind it.
 #[test]
 fn a_reply_that_waits_for_memory_keeps_no_body_that_another_client_has_got() {
-    let settings = Settings { max_memory_bytes: 1 << 20, ..OPTIONS.settings };
-    let options = Options { settings, ..OPTIONS };
-    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let mut server = start_with(|it| it.max_memory_bytes = 1 << 20);
     let [first, second] = [40_000; 2].map(|len| server.put_of(len));
     let [slow, batch] = server.clients();
-    server.set_room(slow, Some(0));
-    assert_eq!(server.send(slow, format!("peek {first}\r\n")), "");
-    assert_eq!(server.send(batch, "peek-batch default ready 10\r\n"), "");
+    server.ask_unread(slow, 0, format!("peek {first}\r\n"));
+    server.settle();
+    server.wait_each(&[batch], "peek-batch default ready 10\r\n");
     server.end(slow, End::HangUp);
     server.settle();
     let both = [first, second].map(|id| found(id, 40_000)).concat();
@@ -569,12 +557,12 @@ fn a_batch_leaves_out_what_cannot_be_read() {
         server.disk.faults().reads_late = is_late;
         let faults = [ReadFault::None, ReadFault::FlippedBit, ReadFault::None];
         let both = |reply: fn(u64, usize) -> String| [reply(first, 20), reply(last, 5000)].concat();
-        faults.iter().for_each(|&fault| server.disk.faults().of_reads.push_back(fault));
+        server.fail_reads(faults);
         let page = server.ask("peek-batch default ready 10\r\n");
         assert_eq!(page, format!("FOUND_BATCH 2 0\r\n{}", both(found)));
         assert_eq!(server.state(bad), "buried");
         server.ask(format!("kick-job {bad}\r\n"));
-        faults.iter().for_each(|&fault| server.disk.faults().of_reads.push_back(fault));
+        server.fail_reads(faults);
         let batch = server.ask("reserve-batch 10\r\n");
         assert_eq!(batch, format!("RESERVED_BATCH 2\r\n{}", both(reserved)));
         assert_eq!(server.state(bad), "buried");
@@ -588,9 +576,9 @@ fn a_record_is_moved_or_its_job_deleted_while_it_is_read() {
         let mut server = start_with_late_reads();
         let id = server.put_of(500);
         let [reader] = server.clients();
-        assert_eq!(server.send(reader, format!("peek {id}\r\n")), "");
+        server.wait_each(&[reader], format!("peek {id}\r\n"));
         if is_deleted {
-            server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
+            server.delete(id);
         }
         if is_file_gone {
             // The next reads are done at once, so compaction moves records.
@@ -610,20 +598,17 @@ fn a_record_is_moved_or_its_job_deleted_while_it_is_read() {
 fn a_tube_is_flushed_while_a_body_of_it_is_read_and_cannot_be() {
     for command in ["peek 1\r\n", "reserve\r\n"] {
         let mut server = start_with_late_reads();
-        for _ in 0..600 {
-            server.put_of(1);
-        }
+        (0..600).for_each(|_| _ = server.put_of(1));
         let [reader, flusher] = server.clients();
-        assert_eq!(server.send(reader, command), "");
+        server.wait_each(&[reader], command);
         server.receive(flusher, "flush-tube default\r\n");
         server.iterate();
-        server.disk.faults().of_reads.push_back(ReadFault::FlippedBit);
+        server.fail_reads([ReadFault::FlippedBit]);
         server.end_reads();
         assert_eq!(server.take_text(flusher), "FLUSHED 600\r\n");
         let reply = server.take_text(reader);
         assert_eq!(reply, if command.starts_with("peek") { "NOT_FOUND\r\n" } else { "" });
-        let mut server = server.restart();
-        assert_eq!(yaml::number(&server.ask("stats\r\n"), "current-jobs-ready"), 0);
+        assert_eq!(server.after_crash(OPTIONS).facts().ready, 0);
     }
 }
 
@@ -646,7 +631,7 @@ fn a_job_that_is_flushed_while_compaction_reads_its_record_is_not_moved() {
     server.iterate();
     assert_eq!(server.disk.begun_reads(), 0);
     // A crash before the job is freed.
-    assert_eq!(server.restart().recovered.jobs, 0);
+    assert_eq!(server.after_crash(OPTIONS).recovered.jobs, 0);
 }
 
 #[test]
@@ -655,9 +640,7 @@ fn a_record_whose_file_cannot_be_opened_is_not_lost() {
         let mut server = start();
         let [first, second] = [server.put_of(300), server.put_of(400)];
         server.disk.faults().reads_late = is_late;
-        for _ in 0..10_000 {
-            server.disk.faults().of_reads.push_back(ReadFault::NotOpened);
-        }
+        server.fail_reads([ReadFault::NotOpened; 10_000]);
         server.make_garbage();
         assert_eq!(server.state(first), "ready");
         assert_eq!(server.state(second), "ready");
@@ -665,8 +648,8 @@ fn a_record_whose_file_cannot_be_opened_is_not_lost() {
         server.disk.faults().of_reads.clear();
         server.make_garbage();
         assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
-        server.expect(format!("peek {first}\r\n"), &found(first, 300));
-        server.expect(format!("peek {second}\r\n"), &found(second, 400));
+        server.expect_found(first, 300);
+        server.expect_found(second, 400);
     }
 }
 
@@ -680,69 +663,41 @@ fn many_finished_reads_take_several_iterations() {
     }
     server.settle();
     server.disk.faults().reads_left = None;
-    let mut iterations = 0;
-    while workers.iter().any(|&worker| server.received(worker).is_empty()) {
-        server.iterate();
-        iterations += 1;
-        assert!(iterations < 200, "some worker has no reply");
-    }
+    let iterations = server.iterate_until_replied(&workers, 200);
     assert!(iterations >= 400 / 4, "{iterations} iterations for 400 replies");
-    server.check();
 }
 
-/// The disk was busy when they asked, and the system has read ahead meanwhile.
+/// The disk was busy when they asked, and the system has read ahead meanwhile; or each read costs 2 us at once.
 #[test]
 fn bodies_in_the_page_cache_are_read_in_several_iterations() {
-    const CLIENTS: usize = 20;
-    const JOBS: usize = 500;
-    let mut server = start_with_late_reads();
-    (0..JOBS).for_each(|_| _ = server.put_of(10));
-    let clients: [Client; CLIENTS] = server.clients();
-    for client in clients {
-        assert_eq!(server.send(client, "peek-batch default any 1000\r\n"), "");
+    for (count, jobs, is_held) in [(20, 500, true), (1, 1000, false)] {
+        let mut server = start();
+        (0..jobs).for_each(|_| _ = server.put_of(10));
+        let clients: Vec<Client> = (0..count).map(|_| server.connect()).collect();
+        for &client in &clients {
+            server.receive(client, "peek-batch default any 1000\r\n");
+        }
+        if is_held {
+            server.disk.hold_reads(true);
+            server.settle();
+            server.disk.hold_reads(false);
+        }
+        let iterations = server.iterate_until_replied(&clients, jobs * count);
+        assert!(iterations > jobs * count / 512, "all was read in {iterations} iterations");
+        let batch = format!("FOUND_BATCH {jobs} ");
+        assert!(clients.into_iter().all(|client| server.take_text(client).starts_with(&batch)));
     }
-    server.disk.hold_reads(false);
-    let mut iterations = 0;
-    while clients.iter().any(|&client| server.received(client).is_empty()) {
-        let is_due = server.next_due().is_some_and(|due| due <= server.now);
-        assert!(is_due || server.disk.has_reads(), "the server rests");
-        server.iterate();
-        iterations += 1;
-        assert!(iterations < JOBS * CLIENTS, "some client has no reply");
-    }
-    assert!(iterations >= JOBS * CLIENTS / 512, "all was read in {iterations} iterations");
-    server.check();
-}
-
-/// Each of these reads costs 2 us.
-#[test]
-fn a_batch_from_the_page_cache_takes_several_iterations() {
-    let mut server = Instance::start(&FakeDisk::default(), OPTIONS, START);
-    (0..1000).for_each(|_| _ = server.put_of(10));
-    let client = server.connect();
-    server.receive(client, "peek-batch default any 1000\r\n");
-    let mut iterations = 0;
-    while server.received(client).is_empty() {
-        server.iterate();
-        iterations += 1;
-        assert!(iterations < 100, "it rests");
-    }
-    assert!(iterations >= 3, "{iterations} iterations for 1,000 bodies");
-    assert!(server.take_text(client).starts_with("FOUND_BATCH 1000 "));
-    server.check();
 }
 
 /// Other replies of its class are tried next, and those of the other class do not wait.
 #[test]
 fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
     // Of this, 768 KiB are for large replies.
-    let settings = Settings { max_memory_bytes: 4 << 20, ..OPTIONS.settings };
-    let options = Options { settings, ..OPTIONS };
-    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let mut server = start_with(|it| it.max_memory_bytes = 4 << 20);
     let [too_long, long, short] = [700_000, 300_000, 100].map(|len| server.put_of(len));
     server.disk.faults().longest_read = Some(500_000);
     let [unlucky, client] = server.clients();
-    assert_eq!(server.send(unlucky, format!("reserve-job {too_long}\r\n")), "");
+    server.wait_each(&[unlucky], format!("reserve-job {too_long}\r\n"));
     for _ in 0..32 {
         assert!(server.received(unlucky).is_empty());
         assert_eq!(server.send(client, format!("peek {short}\r\n")), found(short, 100));
@@ -755,7 +710,7 @@ fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
     assert_eq!(server.take_text(unlucky), "OUT_OF_MEMORY\r\n");
     assert_eq!(server.state(too_long), "ready");
     // With memory it is read at the next try.
-    assert_eq!(server.send(unlucky, format!("reserve-job {too_long}\r\n")), "");
+    server.wait_each(&[unlucky], format!("reserve-job {too_long}\r\n"));
     server.disk.faults().longest_read = None;
     server.advance(Nanos::from_millis(100));
     assert!(server.take_text(unlucky) == reserved(too_long, 700_000));
@@ -765,22 +720,15 @@ fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
 #[test]
 fn batches_of_many_waiting_clients_are_shorter() {
     const CLIENTS: usize = 40;
-    let settings = Settings { max_memory_bytes: 1 << 20, ..OPTIONS.settings };
-    let options = Options { settings, ..OPTIONS };
-    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let mut server = start_with(|it| it.max_memory_bytes = 1 << 20);
     server.disk.hold_reads(true);
     (0..1000).for_each(|_| _ = server.put_of(10));
     let clients: [Client; CLIENTS] = server.clients();
-    for client in clients {
-        assert_eq!(server.send(client, "peek-batch default any 1000\r\n"), "");
-    }
-    let gone = clients[0];
-    server.end(gone, End::HangUp);
+    server.wait_each(&clients, "peek-batch default any 1000\r\n");
+    server.end(clients[0], End::HangUp);
     server.end_reads();
-    let mut found = 0;
-    for client in &clients[1..] {
-        found += server.take_text(*client).matches("FOUND ").count();
-    }
+    let replies = clients[1..].iter().map(|&client| server.take_text(client));
+    let found: usize = replies.map(|reply| reply.matches("FOUND ").count()).sum();
     // An eighth of the memory is for them, and each has one.
     assert!((2_000..(1 << 17) / 24 + CLIENTS).contains(&found), "{found} jobs wait");
     // They do not count any more.
@@ -816,26 +764,21 @@ fn a_job_is_deleted_while_compaction_reads_its_record() {
     let mut ids: Vec<u64> = (0..40).map(|_| server.put_of(1000)).collect();
     server.disk.hold_reads(true);
     // Their file has little else than garbage.
-    for id in ids.split_off(10) {
-        server.expect(format!("delete {id}\r\n"), "DELETED\r\n");
-    }
+    ids.split_off(10).into_iter().for_each(|id| server.delete(id));
     server.make_garbage();
-    let migrated = yaml::number(&server.ask("stats\r\n"), "binlog-records-migrated");
+    let migrated = server.stat("binlog-records-migrated");
     assert_eq!(migrated, 0, "a record was moved that was not read");
     // It is woken by the end of the read, and does not look for it.
     let iterations = server.iterations;
     server.advance(Nanos::from_secs(1));
     assert!(server.iterations - iterations < 20, "compaction does not rest");
     // Compaction waits for the first one, and asks for the next one.
-    server.expect(format!("delete {}\r\n", ids[0]), "DELETED\r\n");
+    server.delete(ids[0]);
     server.make_garbage();
     server.disk.faults().reads_left = None;
     server.make_garbage();
-    let migrated = yaml::number(&server.ask("stats\r\n"), "binlog-records-migrated");
-    assert!(migrated > 0, "no record was moved");
-    for &id in &ids[1..] {
-        server.expect(format!("peek {id}\r\n"), &found(id, 1000));
-    }
+    assert!(server.stat("binlog-records-migrated") > 0, "no record was moved");
+    ids[1..].iter().for_each(|&id| server.expect_found(id, 1000));
 }
 
 /// The system does not report errors of the disk to a caller that does not wait for it.
@@ -847,7 +790,7 @@ fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
         server.expect(&put, "INSERTED 1\r\n");
         let [bad, good] = [1, server.put_of(400)];
         match fault {
-            Some(fault) => server.disk.faults().of_reads.push_back(fault),
+            Some(fault) => server.fail_reads([fault]),
             None => server.disk.flip_byte("binlog.1", &body(bad, 300)),
         }
         server.disk.faults().reads_late = is_late;
@@ -855,37 +798,20 @@ fn a_record_that_cannot_be_moved_is_lost_and_its_file_is_kept() {
         server.expect(format!("stats-job {bad}\r\n"), "NOT_FOUND\r\n");
         assert_eq!(server.tubes(), ["default"]);
         server.expect(&put, &format!("INSERTED {}\r\n", server.facts().puts_begun + 1));
-        server.expect(format!("peek {good}\r\n"), &found(good, 400));
+        server.expect_found(good, 400);
         assert!(server.disk.names().contains("binlog.1.damaged"), "{}", server.disk.names());
-        server.restart().expect(format!("peek {good}\r\n"), &found(good, 400));
+        server.after_crash(OPTIONS).expect_found(good, 400);
     }
-}
-
-#[test]
-fn a_job_that_is_flushed_while_it_is_read_is_not_given_to_its_worker() {
-    let mut server = start_with_late_reads();
-    let [worker, flusher] = server.clients();
-    server.put_of(300);
-    assert_eq!(server.send(worker, "reserve\r\n"), "");
-    server.receive(flusher, "flush-tube default\r\n");
-    server.advance(Nanos::from_millis(1));
-    assert_eq!(server.take_text(flusher), "FLUSHED 1\r\n");
-    server.end_reads();
-    assert_eq!(server.take_text(worker), "");
-    let next = server.put_of(400);
-    server.settle();
-    assert_eq!(server.take_text(worker), reserved(next, 400));
 }
 
 /// A batch that waits for the disk has a body in memory beyond the limit, so another worker's is dropped.
 #[test]
 fn a_body_that_becomes_cold_while_others_are_read_is_read_too() {
-    let settings = Settings { body_cache_bytes: Some(1000), ..OPTIONS.settings };
-    let mut server = Instance::start(&FakeDisk::default(), Options { settings, ..OPTIONS }, START);
+    let mut server = start_with(|it| it.body_cache_bytes = Some(1000));
     let [warm, cold] = [server.put_of(900), server.put_of(800)];
     let [batcher, worker, reader] = server.clients();
     server.disk.hold_reads(true);
-    assert_eq!(server.send(reader, "peek-batch default ready 2\r\n"), "");
+    server.wait_each(&[reader], "peek-batch default ready 2\r\n");
     let waits = "watch other\r\nignore default\r\nreserve-batch 2 10\r\n";
     assert_eq!(server.send(batcher, waits), "WATCHING 2\r\nWATCHING 1\r\n");
     let puts = [3, 4].map(|id| format!("put-in-tube other 0 0 60 700\r\n{}\r\n", body(id, 700)));
@@ -901,12 +827,11 @@ fn a_body_that_becomes_cold_while_others_are_read_is_read_too() {
 /// Another one may have its place in memory.
 #[test]
 fn a_job_that_is_deleted_while_the_bodies_of_others_are_read_is_in_no_reply() {
-    let settings = Settings { body_cache_bytes: Some(1000), ..OPTIONS.settings };
-    let mut server = Instance::start(&FakeDisk::default(), Options { settings, ..OPTIONS }, START);
+    let mut server = start_with(|it| it.body_cache_bytes = Some(1000));
     let [warm, cold] = [server.put_of(900), server.put_of(800)];
     let [reader] = server.clients();
     server.disk.hold_reads(true);
-    assert_eq!(server.send(reader, "peek-batch default ready 2\r\n"), "");
+    server.wait_each(&[reader], "peek-batch default ready 2\r\n");
     server.delete(warm);
     server.put_of(700);
     server.end_reads();
@@ -920,14 +845,14 @@ fn compaction_goes_on_beside_a_read_that_does_not_end() {
     let [other, moved] = [server.put_of(300), server.put_of(400)];
     let [reader] = server.clients();
     server.disk.hold_reads(true);
-    assert_eq!(server.send(reader, format!("peek {moved}\r\n")), "");
+    server.wait_each(&[reader], format!("peek {moved}\r\n"));
     server.make_garbage();
     server.disk.hold_reads(false);
     server.end_reads();
     server.make_garbage();
     assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
     assert_eq!(server.take_text(reader), found(moved, 400));
-    server.expect(format!("peek {other}\r\n"), &found(other, 300));
+    server.expect_found(other, 300);
 }
 
 #[test]
@@ -939,7 +864,7 @@ fn a_worker_keeps_a_job_whose_record_is_lost() {
     server.make_garbage();
     server.expect(format!("touch {job}\r\n"), "TOUCHED\r\n");
     assert_eq!(server.state(job), "reserved");
-    server.expect(format!("delete {job}\r\n"), "DELETED\r\n");
+    server.delete(job);
     server.make_garbage();
     assert!(!server.disk.names().contains("binlog.1"), "{}", server.disk.names());
 }

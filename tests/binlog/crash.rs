@@ -8,10 +8,10 @@ use crate::start;
 use std::io::ErrorKind;
 
 /// A disk that syncs in the background, and a server on it that has put a job and begun to sync it.
-fn start_with_background_sync() -> (FakeDisk, Instance) {
+fn start_with_background_sync(file_size: u32) -> (FakeDisk, Instance) {
     let disk = FakeDisk::default();
     disk.faults().syncs_in_background = true;
-    let options = Options::binlog(65_536, Syncing::Within(Nanos::from_millis(50)));
+    let options = Options::binlog(file_size, Syncing::Within(Nanos::from_millis(50)));
     let mut server = Instance::start(&disk, options, START);
     assert!(server.put("first").is_some());
     server.idle(10);
@@ -23,10 +23,7 @@ fn start_with_background_sync() -> (FakeDisk, Instance) {
 #[test]
 fn files_are_removed_although_a_background_sync_does_not_end() {
     const FILE_SIZE: u32 = 16_384;
-    let disk = FakeDisk::default();
-    disk.faults().syncs_in_background = true;
-    let options = Options::binlog(FILE_SIZE, Syncing::Within(Nanos::from_millis(50)));
-    let mut server = Instance::start(&disk, options, START);
+    let (disk, mut server) = start_with_background_sync(FILE_SIZE);
     for _ in 0..500 {
         let id = server.put("x".repeat(1000)).expect("there is space");
         server.delete(id);
@@ -39,9 +36,8 @@ fn files_are_removed_although_a_background_sync_does_not_end() {
 /// The disk has few descriptors for files that are not synced.
 #[test]
 fn files_are_closed_although_a_background_sync_does_not_end() {
-    let (_, mut server) = start_with_background_sync();
-    let ids: Vec<u64> = (0..500).filter_map(|_| server.put("x".repeat(1000))).collect();
-    assert_eq!(ids.len(), 500);
+    let (_, mut server) = start_with_background_sync(65_536);
+    server.put_all(500, "x".repeat(1000));
     assert!(server.stat("binlog-current-index") > 7);
 }
 
@@ -49,7 +45,7 @@ fn files_are_closed_although_a_background_sync_does_not_end() {
 fn a_background_sync_that_fails_stops_the_server() {
     // The first sync is also of the names of new files.
     for (syncs, expected) in [(0, "cannot sync the directory: "), (1, "cannot sync binlog.1: ")] {
-        let (disk, mut server) = start_with_background_sync();
+        let (disk, mut server) = start_with_background_sync(65_536);
         for _ in 0..syncs {
             disk.let_sync_end();
             server.iterate();
@@ -105,7 +101,7 @@ fn no_file_is_removed_after_the_sync_before_it_has_failed() {
 
 #[test]
 fn a_server_that_ends_waits_for_the_sync() {
-    let (disk, mut server) = start_with_background_sync();
+    let (disk, mut server) = start_with_background_sync(65_536);
     server.close();
     assert_eq!(disk.counts().background_syncs, (1, 1));
 }

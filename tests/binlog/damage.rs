@@ -177,6 +177,10 @@ fn records_from(bytes: &[u8], from: usize) -> usize {
     count
 }
 
+/// A bit of the nonce of the file, and one of the length of the first body.
+const NONCE: (usize, u8) = (4 + 4 + 36, 1);
+const LENGTH: (usize, u8) = (FILE_HEAD_LEN + BODY_LEN_AT, 0x40);
+
 /// Returns a file with jobs of these bodies, and the server that has written it.
 fn file_with<'b>(bodies: impl IntoIterator<Item = &'b [u8]>) -> (FakeDisk, Instance) {
     let (disk, mut server) = start(OPTIONS);
@@ -235,8 +239,8 @@ fn a_record_of_c_with_a_wrong_length_loses_no_other_record() {
         let mut server = Instance::start(&disk_with_file(bytes), OPTIONS, START);
         assert_eq!(server.recovered.jobs, JOBS, "{text:?}");
         for id in 1..=JOBS {
-            server
-                .expect(format!("peek {id}\r\n"), &format!("FOUND {id} {}\r\n{body}", text.len()));
+            let found = format!("FOUND {id} {}\r\n{body}", text.len());
+            server.expect(format!("peek {id}\r\n"), &found);
         }
     }
 }
@@ -270,8 +274,7 @@ fn records_inside_a_body_are_not_replayed() {
     again.expect("peek 101\r\n", "NOT_FOUND\r\n");
     again.expect("peek 102\r\n", "FOUND 102 4\r\nlast\r\n");
     // And so is the nonce of the file.
-    let nonce = (4 + 4 + 36, 1);
-    let again = start_with_flips(&disk, &[nonce, length]);
+    let again = start_with_flips(&disk, &[NONCE, length]);
     assert!(again.recovered.jobs >= PLAIN as u64, "{:?}", again.recovered);
 }
 
@@ -282,8 +285,7 @@ fn a_record_inside_a_damaged_body_hides_no_record_of_the_file() {
     let end = FILE_HEAD_LEN + usize::try_from(record_len("default", 5)).unwrap();
     let forged = other.live_files()["binlog.1"][FILE_HEAD_LEN..end].to_vec();
     let (disk, _) = file_with([&forged[..]].into_iter().chain([&b"plain"[..]; 10]));
-    let (nonce, length) = ((4 + 4 + 36, 1), (FILE_HEAD_LEN + BODY_LEN_AT, 0x40));
-    let mut again = start_with_flips(&disk, &[nonce, length]);
+    let mut again = start_with_flips(&disk, &[NONCE, LENGTH]);
     for id in 2..=11 {
         again.expect(format!("peek {id}\r\n"), &format!("FOUND {id} 5\r\nplain\r\n"));
     }
@@ -292,25 +294,21 @@ fn a_record_inside_a_damaged_body_hides_no_record_of_the_file() {
 /// The search for intact records costs at most as much as to read the file sixteen times. A file of heads would take
 /// hours otherwise.
 #[test]
-fn the_search_in_a_damaged_body_full_of_record_heads_ends() {
-    let long = [b'x'; 30_000];
-    let record = Record { id: 7, tube: "x", state: READY, body: &long, ..Record::default() };
-    let heads = record.v7(None)[..HEAD_LEN + 1].repeat(300);
-    let (disk, _) = file_with([&heads[..], &[b'x'; 35_000], b"last"]);
-    let (nonce, length) = ((4 + 4 + 36, 1), (FILE_HEAD_LEN + BODY_LEN_AT, 0x40));
-    assert_eq!(start_with_flips(&disk, &[nonce]).recovered.jobs, 3);
-    assert_eq!(start_with_flips(&disk, &[nonce, length]).recovered.jobs, 0);
-}
-
-#[test]
-fn a_damaged_body_full_of_record_heads_hides_no_later_record() {
-    // A record of job 7 whose length claims a very long body.
-    let long = [b'x'; 60_000];
-    let record = Record { id: 7, tube: "x", state: READY, body: &long, ..Record::default() };
-    let heads = record.v7(None)[..HEAD_LEN + 1].repeat(40);
-    let (disk, _) = file_with([&heads[..]].into_iter().chain([&b"plain"[..]; 100]));
+fn a_damaged_body_full_of_record_heads_hides_no_later_record_or_the_search_ends() {
+    // The beginnings of records of job 7 whose length claims a very long body.
+    let heads = |count, body_len| {
+        let body = vec![b'x'; body_len];
+        let record = Record { id: 7, tube: "x", state: READY, body: &body, ..Record::default() };
+        record.v7(None)[..HEAD_LEN + 1].repeat(count)
+    };
+    let few = heads(40, 60_000);
+    let (disk, _) = file_with([&few[..]].into_iter().chain([&b"plain"[..]; 100]));
     assert_eq!(start_with_flips(&disk, &[]).recovered.jobs, 101);
     // The priority of the first job.
     let priority = FILE_HEAD_LEN + 4 + "default".len() + 8;
     assert_eq!(start_with_flips(&disk, &[(priority, 1)]).recovered.jobs, 100);
+    let many = heads(300, 30_000);
+    let (disk, _) = file_with([&many[..], &[b'x'; 35_000], b"last"]);
+    assert_eq!(start_with_flips(&disk, &[NONCE]).recovered.jobs, 3);
+    assert_eq!(start_with_flips(&disk, &[NONCE, LENGTH]).recovered.jobs, 0);
 }

@@ -15,6 +15,9 @@ const OPTIONS: Options = Options {
     period: Nanos::from_millis(1),
     ..Options::binlog(64 * 1024, Syncing::Remote(PATIENCE))
 };
+/// Few changes may wait.
+const CONGESTED_SOON: Options =
+    Options { limits: Limits { congested_bytes: 500, ..Limits::DEFAULT }, ..OPTIONS };
 /// A record takes several chunks.
 const SETUP: RemoteSetup = RemoteSetup { chunk_len: 30, eager: None };
 
@@ -51,8 +54,7 @@ impl Instance {
 
 #[test]
 fn nothing_more_is_run_while_too_many_changes_wait() {
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
-    let mut server = start(Options { limits, ..OPTIONS });
+    let mut server = start(CONGESTED_SOON);
     let [producer, other] = server.clients();
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 300]).repeat(10_000)), "");
     assert!(server.is_congested());
@@ -76,8 +78,7 @@ fn nothing_more_is_run_while_too_many_changes_wait() {
 
 #[test]
 fn who_reads_gets_what_is_stored_and_who_asks_is_closed_while_too_many_changes_wait() {
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
-    let mut server = start(Options { limits, ..OPTIONS });
+    let mut server = start(CONGESTED_SOON);
     let [reader, producer, other] = server.clients();
     server.set_room(reader, Some(0));
     assert_eq!(server.send(reader, "list-tube-used\r\n"), "");
@@ -93,8 +94,7 @@ fn who_reads_gets_what_is_stored_and_who_asks_is_closed_while_too_many_changes_w
 
 #[test]
 fn one_iteration_makes_few_changes_whatever_many_clients_send() {
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
-    let mut server = start(Options { limits, ..OPTIONS });
+    let mut server = start(CONGESTED_SOON);
     let clients: [_; 20] = server.clients();
     for client in clients {
         server.receive(client, put(0, 0, 9, [b'x'; 300]));
@@ -107,8 +107,7 @@ fn one_iteration_makes_few_changes_whatever_many_clients_send() {
 
 #[test]
 fn no_connection_is_closed_while_a_slow_disk_stores_changes() {
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
-    let mut server = start(Options { limits, ..OPTIONS });
+    let mut server = start(CONGESTED_SOON);
     let [producer, other] = server.clients();
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
@@ -128,8 +127,7 @@ fn no_connection_is_closed_while_a_slow_disk_stores_changes() {
 
 #[test]
 fn a_client_that_comes_while_too_many_changes_wait_has_time_too() {
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
-    let mut server = start(Options { limits, ..OPTIONS });
+    let mut server = start(CONGESTED_SOON);
     let [producer] = server.clients();
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
     assert_eq!(server.send(producer, put(0, 0, 9, [b'x'; 600])), "");
@@ -146,9 +144,7 @@ fn a_client_that_comes_while_too_many_changes_wait_has_time_too() {
 #[test]
 fn files_without_jobs_leave_beside_kept_jobs() {
     let mut server = start(OPTIONS);
-    (0..50).for_each(|number| {
-        server.ask_remote(put(0, 0, 9, format!("kept {number}")));
-    });
+    (0..50).for_each(|_| _ = server.ask_remote(put(0, 0, 9, "kept")));
     for round in 0..200 {
         let first_id = 51 + 50 * round;
         server.ask_remote(put(0, 0, 9, [b'x'; 1_000]).repeat(50));
@@ -260,9 +256,8 @@ fn a_client_that_does_not_read_what_is_stored_is_not_closed_while_nothing_else_i
 #[test]
 fn a_flush_frees_few_jobs_while_too_many_changes_wait() {
     const JOBS: usize = 3_000;
-    let limits = Limits { congested_bytes: 500, ..Limits::DEFAULT };
     // With a body cache, what is due is looked at in each iteration.
-    let mut server = start(Options { limits, ..OPTIONS }.cold());
+    let mut server = start(CONGESTED_SOON.cold());
     for _ in 0..JOBS / 10 {
         server.ask_remote(put(0, 0, 9, "job").repeat(10));
     }
@@ -362,8 +357,7 @@ fn a_copy_has_the_files_without_records_between_others() {
 #[test]
 fn a_last_record_with_a_wrong_checksum_is_damage() {
     let mut server = start(OPTIONS);
-    server.ask_remote(put(0, 0, 9, "kept"));
-    server.ask_remote(put(0, 0, 9, "lost"));
+    server.ask_remote([put(0, 0, 9, "kept"), put(0, 0, 9, "lost")].concat());
     server.disk.flip_byte("binlog.1", "lost");
     let files = server.disk.live_files();
     let disk = FakeDisk::remote(&files, SETUP);

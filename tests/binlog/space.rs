@@ -1,12 +1,14 @@
 //! Disk use: bounded by the live records, whatever is put and deleted.
 
-use crate::harness::driver::{Nanos, Options, START, Syncing, damage};
+use crate::harness::driver::{Nanos, Options, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::Instance;
 use crate::harness::request::{delete_all, put};
-use crate::harness::yaml::field;
-use crate::record_len;
-use crate::start;
+use crate::{record_len, start};
+
+const fn synced_soon(file_size: u32) -> Options {
+    Options::binlog(file_size, Syncing::Within(Nanos::from_millis(50)))
+}
 
 /// The most bytes of the files for these bytes of live records.
 fn limit(live: u64, file_size: u32) -> u64 {
@@ -15,8 +17,7 @@ fn limit(live: u64, file_size: u32) -> u64 {
 
 #[test]
 fn a_job_released_a_million_times_does_not_grow_the_log() {
-    let (disk, mut server) =
-        start(Options::binlog(65_536, Syncing::Within(Nanos::from_millis(50))));
+    let (disk, mut server) = start(synced_soon(65_536));
     assert_eq!(server.put("job"), Some(1));
     let live = record_len("default", 3);
     let turn = "reserve\r\nrelease 1 7 0\r\n".repeat(100);
@@ -25,22 +26,13 @@ fn a_job_released_a_million_times_does_not_grow_the_log() {
         assert!(reply.ends_with("RELEASED\r\n"));
         assert!(disk.take_peak() <= limit(live, 65_536));
     }
-    assert_eq!(field(&server.ask("stats-job 1\r\n"), "releases"), Some("1000000"));
-    let now = server.now;
-    let mut again = Instance::start(&disk, Options::binlog(65_536, Syncing::Never), now);
-    let text = again.ask("stats-job 1\r\n");
-    assert_eq!(field(&text, "releases"), Some("1000000"));
-    assert_eq!(field(&text, "pri"), Some("7"));
+    let mut again = server.again_on(&disk, Options::binlog(65_536, Syncing::Never));
+    assert_eq!(again.job(1, "releases pri").as_deref(), Some("1000000 7 job"));
 }
 
 /// Puts and deletes many jobs next to long-lived jobs, and checks disk use after each step.
 fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
-    let disk = FakeDisk::default();
-    let mut server = Instance::start(
-        &disk,
-        Options::binlog(file_size, Syncing::Within(Nanos::from_millis(50))),
-        START,
-    );
+    let (disk, mut server) = start(synced_soon(file_size));
     let mut random = fastrand::Rng::with_seed(body_len as u64);
     let body = "x".repeat(body_len);
     let each = record_len("default", body_len);
@@ -68,10 +60,7 @@ fn churn(file_size: u32, long_lived: u64, body_len: usize, in_order: bool) {
         assert!(peak <= limit(live + each, file_size), "round {round}: {peak} for {live} live");
     }
     let written = disk.counts().bytes_written;
-    assert!(
-        written * 10 < needed * 28,
-        "{written} bytes are written for {needed} bytes of records"
-    );
+    assert!(written * 10 < needed * 28, "{written} bytes are written for records of {needed}");
     // Without jobs one file is enough.
     let ids: Vec<u64> = (1..=rounds).collect();
     for some in ids.chunks(50) {
@@ -98,10 +87,10 @@ fn disk_use_is_bounded_with_long_lived_jobs() {
 #[test]
 fn old_jobs_stay_in_their_files() {
     const OLD: u64 = 600;
-    let options = Options::binlog(16_384, Syncing::Within(Nanos::from_millis(50)));
+    let options = synced_soon(16_384);
     let (disk, mut server) = start(options);
     let body = "x".repeat(100);
-    (0..OLD).for_each(|_| assert!(server.put(&body).is_some()));
+    server.put_all(OLD, &body);
     let each = record_len("default", 100);
     for id in OLD + 1..OLD + 20_000 {
         server.put(&body);
@@ -115,7 +104,7 @@ fn old_jobs_stay_in_their_files() {
     let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
     assert!(last - first > 100, "no file was removed between older and newer ones: {numbers:?}");
     assert_eq!(damage(&mut disk.clone()), None);
-    let mut again = Instance::start(&disk, options, server.now);
+    let mut again = server.again_on(&disk, options);
     assert_eq!(again.recovered.jobs, OLD);
     again.ask(put(0, 0, 9, "next"));
     assert_eq!(damage(&mut disk.clone()), None);
@@ -134,7 +123,7 @@ fn old_jobs_stay_in_their_files() {
 fn kept_keys_survive_beside_gaps() {
     let options = Options::synced(4096);
     let (disk, mut server) = start(options);
-    (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
+    server.put_all(100, "x".repeat(200));
     let put = |number: usize| {
         let body = "x".repeat(number * 7 % 100);
         format!("put 0 0 9 {} idp:key-{number}:3600\r\n{body}\r\n", body.len())
@@ -143,7 +132,7 @@ fn kept_keys_survive_beside_gaps() {
         let id = 101 + number;
         server.expect(put(number), &format!("INSERTED {id}\r\n"));
         server.ask(format!("delete {id}\r\n"));
-        let mut again = Instance::on_files(&disk.live_files(), options, server.now);
+        let mut again = server.after_crash(options);
         let reply = again.ask(put(number));
         assert!(reply.starts_with(&format!("INSERTED {id} ")), "key {number}: {reply}");
     }
@@ -170,7 +159,7 @@ fn the_number_of_gaps_is_bounded() {
     assert!(disk.used() <= limit(live, 4096), "{}", disk.used());
     put_and_delete(&mut server);
     assert_eq!(damage(&mut disk.clone()), None);
-    assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 60);
+    assert_eq!(server.again_on(&disk, options).recovered.jobs, 60);
 }
 
 /// C beanstalkd logs each missing file at its start.
@@ -179,7 +168,7 @@ fn files_leave_before_older_ones_only_as_long_as_their_numbers_are_near() {
     let options = Options::synced(4096);
     let (disk, mut server) = start(options);
     let body = "x".repeat(1_000);
-    (0..100).for_each(|_| assert!(server.put(&body).is_some()));
+    server.put_all(100, &body);
     let mut most = 0;
     for round in 0..4_000 {
         let id = server.put(&body).unwrap();
@@ -202,18 +191,18 @@ fn the_record_of_a_flush_stays_as_long_as_its_jobs() {
         server.ask(
             "put-in-tube t 5 0 9 5\r\nfirst\r\nput-in-tube t 9 0 9 7\r\nflushed\r\ndelete 1\r\n",
         );
-        (0..100).for_each(|_| assert!(server.put("x".repeat(200)).is_some()));
+        server.put_all(100, "x".repeat(200));
         put_and_delete(&mut server);
         // A flush frees first the jobs that came in order: their deletes fill the file with its record.
         server.ask("put-in-tube t 10 0 9 7\r\nflushed\r\n".repeat(60));
         server.ask("flush-tube t\r\n");
         if restarts {
-            server = Instance::start(&disk, options, server.now);
+            server = server.again_on(&disk, options);
         }
         put_and_delete(&mut server);
         let numbers = numbers(&disk);
         assert!(numbers[0] == 1 && numbers[numbers.len() - 1] > 20, "{numbers:?}");
-        assert_eq!(Instance::start(&disk, options, server.now).recovered.jobs, 100);
+        assert_eq!(server.again_on(&disk, options).recovered.jobs, 100);
     }
 }
 
