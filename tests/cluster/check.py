@@ -19,6 +19,8 @@ import sys
 import time
 import traceback
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "packages"))
+import jobs as all_kinds
 from workspace import PATIENCE_S, wait_until
 from beanstalk import Closed, Connection, encode
 from chaos import run_chaos, run_each_once
@@ -27,8 +29,6 @@ from etcd import Etcd, EtcdError, encode as base64_of
 from faults import FAULTS
 from history import Violation
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-JOBS_SCRIPT = os.path.join(HERE, "..", "packages", "jobs.py")
 # Each case, and the options of its cluster. Proxies are between three nodes and the servers.
 CASES = {}
 
@@ -486,7 +486,8 @@ def import_and_export(cluster):
         assert not os.environ.get("CI"), "C beanstalkd is not installed"
         return "SKIPPED: C beanstalkd is not installed"
     workspace = cluster.workspace
-    manifest, source, *targets = map(workspace.path, ["manifest", "source", "target", "target-of-c"])
+    source, *targets = map(workspace.path, ["source", "target", "target-of-c"])
+    manifest = all_kinds.Manifest(None, {})
     for directory in source, *targets:
         os.mkdir(directory)
 
@@ -497,26 +498,19 @@ def import_and_export(cluster):
         port = workspace.port(host)
         # C beanstalkd drops a job of the largest size that it is to read without this.
         process = workspace.start("reader", [program, "-l", host, "-p", str(port), "-b", directory, "-z", "65537"])
-        wait_until("the server answers", lambda: answers((host, port)))
-        yield host, port
+        # The client is there until the end of the server, as the worker of a reserved job.
+        yield Connection.when_listening((host, port))
         process.kill()
-
-    def jobs_script(address, verb, word=None):
-        """Runs the script that describes every kind of job, until it ends or prints a word."""
-        arguments = [sys.executable, "-B", JOBS_SCRIPT, manifest, "%s:%d" % address, verb]
-        process = workspace.start(verb, arguments)
-        wait_until(verb, lambda: process.poll() is not None or (word and word in process.text()))
-        assert process.poll() in (None, 0), process.text()
 
     def files(directory):
         return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
-    with running_on(source, original) as address:
-        jobs_script(address, "fill", "filled")
+    with running_on(source, original) as client:
+        all_kinds.fill(client, manifest)
     # A killed server has left two files without records, and C beanstalkd continues behind them.
     newest = max(int(path.suffix[1:]) for path in pathlib.Path(source).glob("binlog.*"))
     for number in newest + 1, newest + 2:
         pathlib.Path(source, f"binlog.{number}").write_bytes(struct.pack("=i", 7))
-    with running_on(source, original) as address, Connection(address) as client:
+    with running_on(source, original) as client:
         client.must("DELETED", f"delete {client.put(b'behind them')}")
     before = files(source)
     # A damaged binlog leaves the prefix as it was.
@@ -531,18 +525,19 @@ def import_and_export(cluster):
     cluster.run("--check")
     expect("the source", files(source), before)
     server = cluster.start()
-    jobs_script(server.address, "expect")
+    client = server.connect()
+    all_kinds.expect(client, manifest)
     with nothing_written(cluster):
         assert "leads" in cluster.run("--import", source, expect=REFUSED), "no word of the server"
-    jobs_script(server.address, "work", "worked")
+    all_kinds.work(client, manifest)
     server.terminate()
     with nothing_written(cluster):
         text = cluster.run("--import", source, expect=REFUSED)
     assert f"delete all keys that begin with {cluster.prefix}/" in text, text
     for directory, reader in zip(targets, [cluster.program, original]):
         cluster.run("--export", directory)
-        with running_on(directory, reader) as address:
-            jobs_script(address, "expect")
+        with running_on(directory, reader) as client:
+            all_kinds.expect(client, manifest)
         run(cluster.program, "-b", directory, "--check")
     # Nothing is written into a directory that has a binlog.
     text = cluster.run("--export", targets[0], expect=REFUSED)

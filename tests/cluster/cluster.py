@@ -241,7 +241,6 @@ class ServiceManager(Worker):
         # Seconds until a server that has ended starts again; a fault can choose more.
         self.pauses = {server: 0.1 for server in servers}
         self.ended_at = {}
-        self.exits = {}
 
     def work(self):
         self.is_over.wait(0.02)
@@ -262,7 +261,6 @@ class ServiceManager(Worker):
 
     def on_exit(self, server, status):
         process = server.process
-        self.exits[status] = self.exits.get(status, 0) + 1
         expected = {NOT_LEADING}
         if signal.SIGTERM in process.signals:
             expected.add(0)

@@ -109,7 +109,6 @@ class History:
         # Connections that clients have closed, and that the server may not have closed yet.
         self.closed = []
         self.answers = {}
-        self.counts = {"acknowledged": 0, "refused": 0, "unknown": 0}
 
     def caller(self, pid):
         with self.lock:
@@ -144,10 +143,6 @@ class History:
         operation.result = result
         self.backlog += {"INSERTED": 1, "DELETED": -1}.get(result, 0)
         self.answered(operation.caller, operation.sent, operation.replied)
-
-    def count(self, outcome, number=1):
-        with self.lock:
-            self.counts[outcome] += number
 
     def found(self, operation, job, body):
         """Records that a command found this job with this body."""

@@ -102,17 +102,11 @@ class Session:
     def run(self, *commands, is_last=False):
         """Sends all commands at once, then takes their replies in order; returns the last operation. After the
         last commands the connection is half-closed."""
-        waiting = collections.deque(commands)
-        try:
-            self.connection.send_bytes(b"".join(command for command, _, _ in commands))
-            if is_last:
-                self.connection.half_close()
-            while waiting:
-                waiting[0][2](*self.connection.reply())
-                _, operation, _ = waiting.popleft()
-        except Closed:
-            self.history.count("unknown", len(waiting))
-            raise
+        self.connection.send_bytes(b"".join(command for command, _, _ in commands))
+        if is_last:
+            self.connection.half_close()
+        for _, operation, take in commands:
+            take(*self.connection.reply())
         if is_last and not self.connection.is_closed(REPLY_S):
             raise Violation("unexpected reply", f"after the last one, {operation}")
         return operation
@@ -120,7 +114,6 @@ class Session:
     def abandon(self, commands, share, is_reset):
         """Sends commands, or the first part of them, and reads no reply, as a client that crashes."""
         data = b"".join(command for command, _, _ in commands)
-        self.history.count("unknown", len(commands))
         self.connection.send_bytes(data[:int(share * len(data))])
         if is_reset:
             self.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -130,7 +123,6 @@ class Session:
         self.history.end(operation, result)
         if result not in (*REFUSALS, *allowed):
             raise Violation("unexpected reply", repr(operation))
-        self.history.count("refused" if result in REFUSALS else "acknowledged")
 
     def check_id(self, operation, job, found):
         if int(found) != job:

@@ -170,4 +170,5 @@ def main():
         assert client.is_closed(120), "the server does not end"
 
 
-main()
+if __name__ == "__main__":
+    main()
