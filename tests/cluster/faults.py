@@ -213,36 +213,19 @@ class Faults:
             self.heal(links)
             self.sleep(0, 0.3)
 
-    def slow_then_stall(self, late_by, renewed_in, lost_in):
-        """Replies of etcd are late, then requests do not arrive, and at last nothing does. Times are in leases.
+    def slow_then_stall_active(self):
+        """Replies of etcd are late, then requests do not arrive, and at last nothing does.
 
         A lease that is counted from a late reply is longer than that of etcd.
         """
         links = self.active().links
+        late_by = self.random.uniform(0.35, 0.58)
         self.proxies.delay(links, late_by * self.cluster.lease_ttl_s, [BACK])
         # The lease is renewed once in this time.
-        self.sleep(renewed_in, renewed_in)
+        self.sleep(0.3, 0.6)
         self.proxies.stall(links, [TO])
-        self.sleep(lost_in, lost_in)
+        self.sleep(late_by, late_by + 0.01)
         return self.stall(links)
-
-    def slow_then_stall_active(self):
-        late_by = self.random.uniform(0.35, 0.58)
-        return self.slow_then_stall(late_by, self.random.uniform(0.3, 0.6), late_by + 0.01)
-
-    def renew_late(self):
-        """The same at moments that are chosen for a lease of 5 s.
-
-        A renewal is two requests. The first one reaches etcd within a second, and the lease ends 5 s after
-        that. Each answer comes 1.4 s late, and the next renewal does not reach etcd.
-        """
-        return self.slow_then_stall(1.4 / 5, 3 / 5, 1 / 5)
-
-    def heal_under_another(self, links):
-        """Heals when another server leads. A server that goes on too long still answers then."""
-        self.active()
-        time.sleep(0.5)
-        self.proxies.heal(links)
 
     def reset_active(self):
         """Connections break: first after requests have reached etcd whose answers are lost."""
@@ -252,15 +235,6 @@ class Faults:
             time.sleep(0.05)
             self.proxies.reset(links)
             self.proxies.heal(links)
-
-    def kill_each_node(self):
-        """An election of etcd takes up to 2 s, and must not cost a lease of 5 s. Two of them may."""
-        for node in self.etcd.nodes:
-            self.chaos.wait_for_lease()
-            node.process.kill()
-            self.chaos.wait_until_answering()
-            node.start()
-            self.etcd.wait_until_healthy()
 
 
 FAULTS = [
@@ -285,12 +259,9 @@ FAULTS = [
     Fault("slow-active", 2, None, lambda f: f.slow(f.active().links), Faults.heal, (0.5, 3), lease_ttl_s=5),
     Fault("slow-then-stall-active", 10, NOT_LEADING, Faults.slow_then_stall_active, Faults.heal, (0.5, 2),
           is_quiet=True),
-    Fault("a-late-renewal", 0, NOT_LEADING, Faults.renew_late, Faults.heal_under_another, lease_ttl_s=5,
-          is_quiet=True),
     Fault("reset-active", 4, None, Faults.reset_active, lease_ttl_s=5),
     Fault("kill-leader-of-etcd", 4, None, lambda f: f.kill_nodes(f.etcd.leader()), Faults.start_nodes, (0, 2),
           lease_ttl_s=5, is_of_etcd=True),
-    Fault("kill-each-node-of-etcd", 0, None, Faults.kill_each_node, lease_ttl_s=5, is_of_etcd=True),
     Fault("kill-majority-of-etcd", 0, NOT_LEADING, lambda f: f.kill_nodes(*f.two_nodes()), Faults.start_nodes,
           is_of_etcd=True),
     Fault("kill-all-of-etcd", 1, ANY, lambda f: f.kill_nodes(*f.etcd.nodes), Faults.start_nodes, is_of_etcd=True),
