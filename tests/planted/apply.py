@@ -9,14 +9,13 @@ The program that is built from TARGET_DIR has the bug that the environment varia
 names, and none without it. A name that is not in the table makes it panic. Only files that differ are
 written, so that a build after a change of one bug is as short as after a change of one file.
 
-The form of a table. Text before the first heading is a comment. An entry is a heading, then for each
-hunk the old lines (`-`), the new lines (`+`) and lines that stay (a space), as in a diff without line
-numbers. Lines that the bug leaves out have a `!`. A line with a path begins the hunks of that file. Empty lines
-separate hunks.
-
-    ## lost-timer: a timer is forgotten when a job is released, found by simulation
+The form of a table. Lines that begin with `# ` are comments. A line with a path begins the hunks of that file,
+and those of the entries below. An entry is a heading, then for each hunk the old lines (`-`), the new lines (`+`)
+and lines that stay (a space), as in a diff without line numbers. The bug leaves out lines with a `!`, and has
+lines with a `?` more. Empty lines separate hunks.
 
     src/server/timers.rs
+    ## lost-timer: a timer is forgotten when a job is released, found by simulation
          let job = &self.jobs[id];
     !    self.timers.remove(id);
     -    job.is_released = true;
@@ -85,12 +84,12 @@ def read_table(lines):
             if not found:
                 raise TableError(f"line {number}: not `## NAME: WHAT BREAKS, found by SUITE`: {line}")
             bugs.append(Bug(*found.groups()))
-            path = hunk = None
-        elif not bugs or not line:
             hunk = None
-        elif line[0] in " +-!":
-            if path is None:
-                raise TableError(f"{bugs[-1].name}: line {number}: no path before this line: {line}")
+        elif not line or line.startswith("#"):
+            hunk = None
+        elif line[0] in " +-!?":
+            if path is None or not bugs:
+                raise TableError(f"line {number}: no path or no heading before this line: {line}")
             if hunk is None:
                 hunk = []
                 bugs[-1].hunks.append((path, hunk))
@@ -104,14 +103,16 @@ def read_table(lines):
 
 
 def behind_switch(name, hunk):
-    """Returns a hunk in which the lines that the bug leaves out are old lines, and new ones behind its switch."""
+    """Returns a hunk in which lines that only the program with the bug has, or without it, are behind its switch."""
     found = []
     for mark, lines in itertools.groupby(hunk, lambda line: line[0]):
         lines = [line[1:] for line in lines]
-        if mark == "!":
+        if mark in "!?":
             indent = lines[0][:-len(lines[0].lstrip())]
-            found += [f"-{line}" for line in lines]
-            lines = [f'{indent}if !crate::planted::is("{name}") {{', *("    " + line for line in lines), indent + "}"]
+            found += [f"-{line}" for line in lines if mark == "!"]
+            negation = "!" if mark == "!" else ""
+            lines = [f'{indent}if {negation}crate::planted::is("{name}") {{',
+                     *("    " + line for line in lines), indent + "}"]
             mark = "+"
         found += [mark + line for line in lines]
     return found
