@@ -14,22 +14,16 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.join(HERE, "..", "..")
-APPLY = os.path.join(HERE, "..", "planted", "apply.py")
+sys.path.append(os.path.join(HERE, "..", "planted"))
+import apply
+
 TABLE = os.path.join(HERE, os.environ.get("TABLE", "bugs.txt"))
 FEATURES = os.environ.get("FEATURES", "")
-TREE = os.path.join(ROOT, "target", "planted" + FEATURES)
+TREE = apply.ROOT / "target" / ("planted" + FEATURES)
 SECONDS = int(os.environ.get("FOR_SECONDS", "60"))
 # The time after which a suite is ended, which says nothing about the bug. A bug may make the simulation
 # hang, but it ends without one.
 PATIENCE = 240
-
-
-def read_bugs():
-    """Writes the sources with all bugs; returns the suite of each, and what it breaks."""
-    subprocess.run([sys.executable, "-B", APPLY, TABLE, TREE], check=True)
-    listing = subprocess.check_output([sys.executable, "-B", APPLY, TABLE, "--list"], text=True)
-    return {name: (suite, what) for name, suite, what in (line.split("\t") for line in listing.splitlines())}
 
 
 def build(suites):
@@ -38,7 +32,7 @@ def build(suites):
     command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics",
                "--features", FEATURES]
     built = subprocess.run([os.environ.get("CARGO", "cargo"), *command, *targets], check=True, text=True, cwd=TREE,
-                           stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": os.path.join(TREE, "target")})
+                           stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": TREE / "target"})
     messages = [json.loads(line) for line in built.stdout.splitlines()]
     return {message["target"]["name"]: message["executable"] for message in messages
             if message.get("executable") and message["target"]["name"] in suites}
@@ -98,7 +92,9 @@ def rewrite(name, suite):
 
 
 def main():
-    bugs = read_bugs()
+    table = apply.read_table(TABLE)
+    apply.write_tree(table, TREE)
+    bugs = {bug.name: (bug.suite, bug.what) for bug in table}
     is_search = sys.argv[1:2] == ["--search"]
     names = sys.argv[1 + is_search:] or list(bugs)
     names = [name for name in names if not is_search or bugs[name][0].split(",")[0] == "simulation"]

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Plants all bugs of a table in a copy of the sources, each behind a switch, for one build.
 
-Use: apply.py TABLE TARGET_DIR    copies the sources to TARGET_DIR with the bugs in them
-     apply.py TABLE               checks the table against the sources, and writes nothing
-     apply.py TABLE --list        prints `NAME<tab>SUITE<tab>WHAT BREAKS` for each bug
+Use: apply.py TABLE --list    checks the table against the sources, and prints `NAME<tab>SUITE<tab>WHAT BREAKS`
+                              for each bug
 
-The program that is built from TARGET_DIR has the bug that the environment variable BEANSTALKD_BUG
+mutants/run.py writes the copy and builds it. Its program has the bug that the environment variable BEANSTALKD_BUG
 names, and none without it. A name that is not in the table makes it panic. Only files that differ are
 written, so that a build after a change of one bug is as short as after a change of one file.
 
@@ -75,10 +74,10 @@ class Bug:
     hunks: list = dataclasses.field(default_factory=list)
 
 
-def read_table(lines):
+def read_table(table):
     """Returns the bugs of a table."""
     bugs, path, hunk = [], None, None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(pathlib.Path(table).read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("## "):
             found = HEADING.fullmatch(line)
             if not found:
@@ -157,17 +156,13 @@ def edits_of(bug, path, hunk, text):
     return edits
 
 
-def plant(bugs, read):
-    """Returns the changed text of each file. `read` returns the text of a path."""
-    edits = {}
-    texts = {}
+def plant(bugs):
+    """Returns the changed text of each file."""
+    edits, texts = {}, {}
     for bug in bugs:
         for path, hunk in bug.hunks:
             if path not in texts:
-                try:
-                    texts[path] = read(path).split("\n")
-                except OSError as error:
-                    raise TableError(f"{bug.name}: {path}: {error.strerror}") from error
+                texts[path] = read_source(path).split("\n")
             for edit in edits_of(bug, path, hunk, texts[path]):
                 edits.setdefault(path, []).append((*edit, bug.name))
     for path, of_file in edits.items():
@@ -186,7 +181,7 @@ def read_source(path):
 
 def changed_files(bugs):
     """Returns the text of each file that differs from that of the repository."""
-    files = plant(bugs, read_source)
+    files = plant(bugs)
     names = ", ".join(f'"{bug.name}"' for bug in bugs)
     files["src/planted.rs"] = PLANTED_RS % names
     library = files.get("src/lib.rs") or read_source("src/lib.rs")
@@ -196,8 +191,9 @@ def changed_files(bugs):
     return files
 
 
-def write_tree(files, target):
-    """Makes `target` a copy of the sources with these files in it. Touches only files that differ."""
+def write_tree(bugs, target):
+    """Makes `target` a copy of the sources with these bugs. Touches only files that differ."""
+    files = changed_files(bugs)
     paths = [path for top in COPIED for path in [ROOT / top, *(ROOT / top).rglob("*")] if path.is_file()]
     wanted = {path.relative_to(ROOT): path.read_bytes() for path in paths}
     wanted.update((pathlib.Path(path), text.encode()) for path, text in files.items())
@@ -214,18 +210,14 @@ def write_tree(files, target):
 
 
 def main():
-    """Checks a table, and prints its bugs or writes the sources with them."""
-    table, *rest = sys.argv[1:]
+    table, _ = sys.argv[1:]
     try:
-        bugs = read_table(pathlib.Path(table).read_text(encoding="utf-8").splitlines())
-        files = changed_files(bugs)
+        bugs = read_table(table)
+        changed_files(bugs)
     except TableError as error:
         sys.exit(f"{table}: {error}")
-    if rest == ["--list"]:
-        for bug in bugs:
-            print(bug.name, bug.suite, bug.what, sep="\t")
-    elif rest:
-        write_tree(files, pathlib.Path(rest[0]))
+    for bug in bugs:
+        print(bug.name, bug.suite, bug.what, sep="\t")
 
 
 if __name__ == "__main__":
