@@ -15,11 +15,14 @@ have a network and processes of its own, see pages.sh.
 
 import os
 import re
-import selectors
+import select
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
+from server import wait_until
 
 PAGES = ["README.md", "dist/README.md", "dist/cluster/README.md"]
 REASONS = {"root", "network", "machine", "minutes"}
@@ -92,29 +95,20 @@ class Shell:
         end = f"END-OF-{time.monotonic_ns()}"
         self.process.stdin.write(f"{command}\nprintf '\\n%s %s\\n' {end} $?\n".encode())
         self.process.stdin.flush()
-        output = read_until(self.process.stdout, rf"\n{end} (\d+)\n", command)
-        text, status = re.fullmatch(rf"(.*)\n{end} (\d+)\n", output, re.S).groups()
+        output, deadline = b"", time.monotonic() + PATIENCE_S
+        while not (found := re.fullmatch(rf"(.*)\n{end} (\d+)\n", output.decode(errors="replace"), re.S)):
+            is_ready = select.select([self.process.stdout], [], [], deadline - time.monotonic())[0]
+            assert is_ready, f"no end of {command!r}, but {output!r}"
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            assert chunk, f"{command!r} ended the shell after {output!r}"
+            output += chunk
+        text, status = found.groups()
         # What bash prints of processes that were killed is no output of a command.
         text = re.sub(r"(?m)^bash: line \d+: +\d+ (Killed|Terminated) .*\n", "", text.replace("\r\n", "\n"))
         return text, int(status)
 
     def started(self):
         return self.run("jobs -pr")[0].split()
-
-
-def read_until(stream, pattern, what, text=""):
-    """What comes until it has the pattern, or the stream ends if there is none."""
-    selector = selectors.DefaultSelector()
-    selector.register(stream, selectors.EVENT_READ)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (pattern and re.search(pattern, text)):
-        assert selector.select(deadline - time.monotonic()), f"no end of {what!r}, but {text!r}"
-        chunk = os.read(stream.fileno(), 65536)
-        if not chunk:
-            assert not pattern, f"{what!r} ended after {text!r}"
-            break
-        text += chunk.decode(errors="replace")
-    return text
 
 
 def is_as_shown(shown, output):
@@ -128,10 +122,8 @@ def wait_for_servers(command):
     ports = re.findall(r"-p (\d+)|--metrics 127\.0\.0\.1:(\d+)", command)
     ports = [int(port) for pair in ports for port in pair if port]
     sockets = re.findall(r"-l unix:(\S+)", command)
-    deadline = time.monotonic() + PATIENCE_S
-    while not all(map(listens, ports)) or not all(map(os.path.exists, sockets)):
-        assert time.monotonic() < deadline, f"nothing listens: {command}"
-        time.sleep(0.02)
+    wait_until(f"what was started listens: {command}",
+               lambda: all(map(listens, ports)) and all(map(os.path.exists, sockets)), PATIENCE_S)
 
 
 def listens(port):
@@ -140,26 +132,14 @@ def listens(port):
     return re.search(rf"[0-9A-F]:{port:04X} [0-9A-F]+:0000 0A ", tables) is not None
 
 
-def converse(command, lines, directory, place):
-    """Types the lines after `> ` into a program, and requires each other line before the next one is typed."""
-    program = subprocess.Popen(command, shell=True, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    expected, rest = [], ""
-    for line in [*lines, "> "]:
-        if not line.startswith("> "):
-            expected.append(line)
-            continue
-        if expected:
-            pattern = "".join(re.escape(text).replace(r"\.\.\.", ".*") + "\r?\n" for text in expected)
-            rest = read_until(program.stdout, pattern, f"{place}: {expected}", rest)
-            rest = rest[re.search(pattern, rest).end():]
-            expected = []
-        assert not rest, f"{place}: also {rest!r}"
-        if line != "> ":
-            program.stdin.write(f"{line[2:]}\n".encode())
-            program.stdin.flush()
+def converse(command, lines, directory):
+    """What a program prints into which the lines after `> ` are typed, and the other lines, which it must print."""
+    typed = "".join(f"{line[2:]}\n" for line in lines if line.startswith("> "))
     # nc ends with both directions of its connection.
-    program.stdin.close()
-    assert program.wait(PATIENCE_S) == 0, f"{place}: {command} ended with {program.returncode}"
+    done = subprocess.run(command, shell=True, cwd=directory, input=typed.encode(), stdout=subprocess.PIPE,
+                          timeout=PATIENCE_S, check=False)
+    shown = [line for line in lines if not line.startswith("> ")]
+    return shown, done.stdout.decode(errors="replace").replace("\r\n", "\n"), done.returncode
 
 
 def commands(block):
@@ -180,9 +160,9 @@ def commands(block):
 def run(block, shell, directory):
     for command, shown in commands(block):
         if command.startswith("nc -C "):
-            converse(command, shown, directory, block.place)
-            continue
-        output, status = shell.run(command)
+            shown, output, status = converse(command, shown, directory)
+        else:
+            output, status = shell.run(command)
         assert status == 0 or shown, f"{block.place}: {command}: status {status}: {output}"
         is_right = block.kind == "sh" or is_as_shown(shown, output)
         assert is_right, f"{block.place}: {command}\nprints {output!r}\ninstead of {shown}"
@@ -210,17 +190,9 @@ def main():
                 if needed:
                     shell.run("cd")
                 count += 1
-            wait_for_end(shell, title)
+            wait_until(f"{title}: no process is left", lambda: not shell.started(), 10)
     assert count >= 8, f"only {count} blocks were run"
     print(f"{count} blocks of shell print what the pages have; in other tests: {', '.join(elsewhere) or 'none'}")
-
-
-def wait_for_end(shell, title):
-    """Until nothing runs that the section started."""
-    deadline = time.monotonic() + 10
-    while left := shell.started():
-        assert time.monotonic() < deadline, f"{title}: processes are left: {left}"
-        time.sleep(0.02)
 
 
 main()
