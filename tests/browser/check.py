@@ -1,15 +1,14 @@
-"""Shows the status page to a real browser: problems, values, order, filter, refresh, the page of a tube, the
-page without script, in the dark and on a phone. No step may print a message in the console.
+"""Shows the status page to a real browser: problems, order, filter, refresh, the page of a tube, the
+page without script, in the dark and on a phone. No step may print a message in the console. What the pages say is
+compared with `stats` in tests/status_page.
 
 Use: check.py SERVER"""
-import json
+import contextlib
 import re
 import sys
 import time
-import urllib.request
 
 from browser import Browser
-from beanstalk import PATIENCE_S
 from server import Server, wait_until
 
 ODD_TUBE = "a/b;c.d$e_f(g)+-"
@@ -18,10 +17,6 @@ const texts = cells => [...cells].map(cell => cell.textContent.trim());
 const heads = texts(document.querySelectorAll("#tubes thead th"));
 const rows = [...document.querySelectorAll("#tubes tbody tr")].map(row => texts(row.cells));
 return rows.map(row => [row[0].split(' ')[0], Object.fromEntries(row.map((text, n) => [heads[n], text]))]);
-"""
-TOTALS = """
-const values = document.querySelectorAll("dl div");
-return Object.fromEntries([...values].map(value => [...value.children].map(c => c.textContent.trim())));
 """
 JOBS = 'return [...document.querySelectorAll("#jobs tbody tr")].map(row => row.textContent)'
 
@@ -39,12 +34,6 @@ def expect_tubes(browser, *tubes):
     wait_until(f"the tubes are {tubes}", lambda: list(table(browser)) == list(tubes))
 
 
-def get(page, kind):
-    request = urllib.request.Request(page, headers={"Accept": kind})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-        return response.read().decode()
-
-
 def fill(client):
     """Jobs in each state, in tubes with all characters that names can have."""
     for tube, count, job in [("mail", 3, {}), ("mail", 2, {"pri": 5000, "delay": 500}),
@@ -54,31 +43,10 @@ def fill(client):
     client.ask("watch mail")
     client.must("BURIED", f"bury {client.ask('reserve')[1]} 7")
     client.must("RESERVED", "reserve")
-    client.must("PAUSED", "pause-tube thumbnails 900")
-
-
-def check_values(page, browser, client):
-    fill(client)
-    browser.get(page)
-    rows, totals, facts = table(browser), browser.run(TOTALS), json.loads(get(page, "application/json"))
-    for title, key in ("ready", "ready"), ("held", "reserved"), ("tubes", "tubes"):
-        expect(title, totals[title].replace(",", ""), str(facts["totals"][key]))
-    expect("the title", browser.title.startswith("beanstalkd on "))
-    expect("the tubes", list(rows), [tube["name"] for tube in facts["tubes"]])
-    for tube in facts["tubes"]:
-        for title, key in [("ready", "ready"), ("held", "reserved"), ("delayed", "delayed"),
-                           ("buried", "buried"), ("workers", "watching"), ("failed", "recent_failures")]:
-            found = rows[tube["name"]][title].replace(",", "")
-            expect(f"{key} of {tube['name']}", found, str(tube[key]))
-    expect("a number", rows["thumbnails"]["ready"], "1,234")
-    expect("a pause", re.fullmatch("paused 1[45]m [0-9]+s", browser.text("small")) is not None)
 
 
 def check_problems(page, browser, client):
     browser.get(page)
-    expect("the first line", browser.text("h1"), "1 of 4 tubes needs attention")
-    rows = browser.run('return [...document.querySelectorAll("#attention li")].map(item => item.textContent)')
-    expect("the first problem", rows[0].startswith("warning mail 1 buried, the first is job 1 beanstalkctl -s "))
     # One click selects the line that helps, and the page leaves it selected.
     browser.click("code")
     line = browser.run("return getSelection().toString()")
@@ -174,18 +142,13 @@ def check_policy(page, browser, client):
 
 def check_without_script(page, browser, client):
     """The page reloads itself here, every ten seconds: no step may rely on its being still there."""
-    def is_seen(act, *tubes):
-        """Acts on a new page; a reload can swallow a click."""
+    def is_filtered():
+        """Filters a new page; a reload can swallow the click."""
         browser.get(page)
-        act()
-        try:
-            return wait_until("the page shows it", lambda: list(table(browser)) == list(tubes), 5)
-        except AssertionError:
-            return False
-
-    def filter_mail():
         browser.type("input[name=filter]", "mail")
         browser.click("button")
+        with contextlib.suppress(AssertionError):
+            return wait_until("the page shows it", lambda: list(table(browser)) == ["mail"], 5)
 
     def ready():
         """The ready jobs of a tube, or nothing while the page loads."""
@@ -193,12 +156,7 @@ def check_without_script(page, browser, client):
         return row and int(row["ready"])
 
     browser.set_scripts(False)
-    browser.get(page)
-    names = sorted(table(browser))
-    expect("tubes", set(names) >= {"mail", "thumbnails", "default"})
-    wait_until("the order of names is reversed",
-               lambda: is_seen(lambda: browser.click("#tubes th:nth-child(1) a"), *reversed(names)))
-    wait_until("one tube is shown", lambda: is_seen(filter_mail, "mail"))
+    wait_until("one tube is shown", is_filtered)
     before = wait_until("jobs are counted", ready)
     browser.run("window.isSamePage = true")
     for _ in range(5):
@@ -255,7 +213,8 @@ def main():
     with Server(sys.argv[1]) as server, Browser() as browser, server.connect() as client:
         page = f"http://{server.metrics}/"
         browser.set_size(1100, 800)
-        for check in (check_values, check_problems, check_order, check_filter, check_refresh, check_tube, check_policy,
+        fill(client)
+        for check in (check_problems, check_order, check_filter, check_refresh, check_tube, check_policy,
                       check_without_script, check_looks):
             check(page, browser, client)
             expect(f"the console after {check.__name__}", browser.console(), [])
