@@ -19,10 +19,8 @@ def document(name):
 
 
 def blob(entry):
-    """The bytes that an entry names, which must have its size."""
-    data = (LAYOUT / "blobs/sha256" / entry["digest"].removeprefix("sha256:")).read_bytes()
-    assert len(data) == entry["size"], f"{entry} has {len(data)} bytes"
-    return data
+    """The bytes that an entry names. skopeo checks digests and sizes."""
+    return (LAYOUT / "blobs/sha256" / entry["digest"].removeprefix("sha256:")).read_bytes()
 
 
 def expect(what, found, expected):
@@ -31,8 +29,6 @@ def expect(what, found, expected):
         assert found[key] == value, f"{what}: {key} is {found[key]}, not {value}"
 
 
-for path in (LAYOUT / "blobs/sha256").iterdir():
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name, f"{path} has another digest"
 manifest = json.loads(blob(document("layout/index.json")["manifests"][0]))
 config = json.loads(blob(manifest["config"]))
 [layer] = manifest["layers"]

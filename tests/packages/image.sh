@@ -7,7 +7,6 @@
 # - what docker loads is the same as what the others do;
 # - unpacked, it serves as its user, with jobs in its volume, and as the first process of a
 #   container it ends with 143 on SIGTERM;
-# - jobs move from C beanstalkd into it and back;
 # - built again, elsewhere and with another mask, it is the same byte for byte.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -87,21 +86,6 @@ serves() {
 	echo 'it serves as its user and keeps jobs in its volume'
 }
 
-# One directory has the jobs, for C outside of the root and for the server inside.
-takes_over() {
-	[ "$(id -u)" = 0 ] || return 0
-	mkdir -p "$root$scratch/moved"
-	chmod 755 "$root$scratch"
-	ln -s "$root$scratch/moved" "$scratch/moved"
-	cat >"$scratch/in-image" <<-SERVER
-		#!/bin/sh
-		chown -R 11300:11300 "$root$scratch/moved"
-		exec chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd "\$@"
-	SERVER
-	chmod 755 "$scratch/in-image"
-	sh tests/packages/moving_in.sh "$scratch/in-image" "${C_BEANSTALKD:-/usr/bin/beanstalkd}" "$scratch/moved"
-}
-
 ends_as_the_first_process() {
 	if [ "$(id -u)" != 0 ] || ! unshare --pid --fork true 2>/dev/null; then
 		skip 'no process can be the first here'
@@ -140,7 +124,6 @@ skopeo_takes_it
 unpack
 python3 tests/packages/image.py "$scratch" "$version"
 serves
-takes_over
 ends_as_the_first_process
 is_reproducible
 echo "$(wc -c <"$archive") bytes"

@@ -4,17 +4,17 @@
 # it was, whatever it is (ready, delayed, buried, in the hands of a worker, with bytes of any kind), and
 # back in C all that was done meanwhile.
 #
-#     moving_in.sh SERVER [C_BEANSTALKD [DIRECTORY]]     DIRECTORY is empty, and has the jobs
+#     moving_in.sh SERVER
 set -eu
 new=$1
-old=${2:-/usr/bin/beanstalkd}
+old=${C_BEANSTALKD:-/usr/bin/beanstalkd}
 . tests/packages/common.sh
 
 needs 'moving in is not tried' python3
 is_c "$old" || skip_all "$old is not C beanstalkd, moving in is not tried"
 
-directory=${3:-$scratch/jobs}
-mkdir -p "$directory"
+directory=$scratch/jobs
+mkdir "$directory"
 # A quarter of them is deleted before the way back.
 export JOBS=14000
 port=$(free_port)

@@ -69,15 +69,21 @@ class Prometheus(Program):
         for name in set(re.findall(r"\b(?:beanstalkd|process|etcd)_[a-z_]+\b|\bup\b", expression)):
             assert self.query(f"count({name})"), f"{what} names {name}, which there is not"
 
-    def check_rules(self):
-        """Each alert must name only metrics that there are, and be evaluated. Returns their number."""
+    def check_all(self, is_of_cluster):
+        """Each expression of the dashboard must name only metrics that there are, and come to something. Each
+        alert must name such metrics, and be evaluated."""
+        found = expressions(is_of_cluster)
+        for title, expression in found:
+            wait_until(f"{title}: {expression} comes to something", lambda: self.query(expression), PATIENCE_S)
+            self.check_names(title, expression)
+
         def rules():
             return [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
 
         wait_until("each alert is evaluated", lambda: all(rule["health"] == "ok" for rule in rules()), PATIENCE_S)
         for rule in rules():
             self.check_names(rule["name"], rule["query"])
-        return len(rules())
+        print(f"{len(found)} expressions of the dashboard and {len(rules())} alerts name what there is")
 
 
 def get(address, path, method="GET", head="", version="1.1"):
