@@ -8,8 +8,6 @@ there again. A wrong option must be logged, and nothing may panic.
 
 import os
 import re
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../harness"))
 from beanstalk import Connection
+from server import Program, wait_until
 
 # Emulation on a busy machine needs a minute for what takes it seconds on an idle one.
 PATIENCE_S = 240
@@ -26,8 +25,8 @@ KERNEL, INITRAMFS, MEMORY_MIB, ACCELERATOR = sys.argv[1:]
 ADDRESS = "ip=10.0.2.15::10.0.2.2:255.255.255.0:jobs:eth0:off"
 
 
-class Machine:
-    """A machine, from power on to power off. Its console output is in `log`."""
+class Machine(Program):
+    """A machine, from power on to power off. Its console output is its log."""
 
     def __init__(self, directory, words, flags, disk=None):
         monitor = os.path.join(directory, "monitor")
@@ -45,51 +44,32 @@ class Machine:
         if disk:
             command += ["-drive", f"file={disk},format=raw,if=virtio"]
         self.started = time.monotonic()
-        self.log = ""
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        # The console is standard output.
+        super().__init__("sh", "-c", 'exec "$@" >&2', "sh", *command, patterns=[])
         self.stream = socket.socket(socket.AF_UNIX)
         self.stream.settimeout(PATIENCE_S)
-        self.until("there is a monitor", lambda: not self.stream.connect_ex(monitor))
+        wait_until("there is a monitor", lambda: not self.stream.connect_ex(monitor), PATIENCE_S)
         self.answer()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        self.process.kill()
-        self.process.wait()
+    def __exit__(self, kind=None, *_):
+        super().__exit__()
         self.stream.close()
         if kind:
-            sys.stderr.write(self.log)
+            sys.stderr.write(self.text())
 
-    def until(self, what, attempt):
-        """Tries again and again, and reads the console meanwhile."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (result := attempt()):
-            assert time.monotonic() < deadline, f"it never came to be that {what}"
-            self.read(0.05)
-        return result
+    def text(self):
+        return "".join(self.log)
 
-    def read(self, seconds):
-        """Whether the console is still open."""
-        console = self.process.stdout
-        if not select.select([console], [], [], seconds)[0]:
-            return True
-        text = os.read(console.fileno(), 65536)
-        self.log += text.decode(errors="replace").replace("\r", "")
-        return bool(text)
-
-    def wait_for_log(self, text, count=1):
-        self.until(f"the log has {text!r}", lambda: self.log.count(text) >= count)
+    def wait_for_log(self, text):
+        wait_until(f"the log has {text!r}", lambda: text in self.text(), PATIENCE_S)
 
     def wait_for_end(self):
-        """Waits until the machine has switched itself off."""
-        self.until("the machine is switched off", lambda: not self.read(0.05))
+        """Waits until the machine has switched itself off. Returns its log."""
         assert self.process.wait(PATIENCE_S) == 0
-        assert "reboot: Power down" in self.log, "the kernel was not asked"
-        assert "Kernel panic" not in self.log
+        self.reader.join()
+        assert "reboot: Power down" in self.text(), "the kernel was not asked"
+        assert "Kernel panic" not in self.text()
+        return self.text()
 
     def monitor(self, command):
         """What the monitor answers to a line that a human would type."""
@@ -121,7 +101,7 @@ class Machine:
             client.socket.settimeout(PATIENCE_S)
             return client
 
-        return self.until("the server answers", attempt)
+        return wait_until("the server answers", attempt, PATIENCE_S)
 
 
 def serves(directory):
@@ -139,9 +119,9 @@ def serves(directory):
         assert (stats["pid"], stats["hostname"]) == ("1", "jobs"), stats
         held = fill(client)
         machine.monitor("system_powerdown")
-        machine.wait_for_end()
-    assert "stopped: Terminate" in machine.log
-    own, free = re.search(r"up to (\d+) KiB of memory, (\d+) KiB are free", machine.log).groups()
+        log = machine.wait_for_end()
+    assert "stopped: Terminate" in log
+    own, free = re.search(r"up to (\d+) KiB of memory, (\d+) KiB are free", log).groups()
     print(f"serves: {took:.2f} s from power on to the first reply ({ACCELERATOR})")
     print(f"serves: {held} jobs of 60,000 bytes until OUT_OF_MEMORY in a machine of {MEMORY_MIB} MiB")
     print(f"serves: then the server had {own} KiB, {free} KiB were free; off by the power button")
@@ -200,14 +180,11 @@ def complains(directory):
         (["modules=/nosuch"], [], "modules=/nosuch: No such file or directory"),
     ]:
         with Machine(directory, words, flags, INITRAMFS) as machine:
-            machine.wait_for_end()
-        assert f"beanstalkd: {told}" in machine.log, machine.log
-        line = machine.log[machine.log.index("beanstalkd: ") :].splitlines()[0]
-        print(f"complains: {line}")
+            log = machine.wait_for_end()
+        assert f"beanstalkd: {told}" in log, log
+        print("complains:", re.search(f"beanstalkd: {re.escape(told)}.*", log)[0])
 
 
-# A signal that ends this script ends the machine too.
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 for boot in serves, remembers, complains:
     with tempfile.TemporaryDirectory() as directory:
         boot(directory)
