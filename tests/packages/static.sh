@@ -4,8 +4,8 @@
 #   static.sh BINARY
 #
 # - it needs no shared library and no interpreter, and is no larger than its limit;
-# - alone in an empty root, without /dev, /etc and /proc, it serves, with a binlog too, as a user
-#   given by number, even with descriptors 0 to 2 closed;
+# - alone in an empty root, without /dev, /etc and /proc, it serves, as a user given by number, even with
+#   descriptors 0 to 2 closed; image.sh shows that it keeps jobs;
 # - for addresses and numbers it opens no file;
 # - names are found where /etc/hosts and /etc/passwd are there, and what is missing is named;
 # - it idles within its limit. The benchmark compares it with C beanstalkd (`--only empty').
@@ -57,16 +57,6 @@ in_an_empty_root() {
 	serves 65532 chroot "$root" /beanstalkd -l 127.0.0.1 -u 65532
 	[ "$(ls "$root")" = beanstalkd ] || fail 'it has left something in its root'
 	echo 'alone in an empty root it serves, as a user given by number'
-
-	mkdir "$root/jobs"
-	chown 65532:65532 "$root/jobs"
-	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532 -b /jobs
-	work "$(port "$scratch/log")" leave
-	end KILL || true
-	start "$scratch/log" chroot "$root" /beanstalkd -V -l 127.0.0.1 -p 0 -u 65532:65532 -b /jobs
-	work "$(port "$scratch/log")" take
-	end TERM || fail "it ended with $status"
-	echo 'and keeps its jobs there, when it is killed too'
 }
 
 without_descriptors() {

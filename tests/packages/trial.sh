@@ -2,15 +2,14 @@
 # Runs the trial of dist/README.md, "A cluster on one machine": the very commands that start etcd, two
 # servers and HAProxy, with the ports that they have there. They run in a network and with processes
 # of their own, so that no other program has these ports, and that all of them end with the check.
-# trial.py then does what a reader would do, and asks a real Prometheus the dashboard and the alerts for
-# clusters.
+# trial.py then asks a real Prometheus the dashboard and the alerts for clusters.
 #
 #     trial.sh SERVER     a server with the feature `etcd'
 set -eu
 server=$(realpath "$1")
 . tests/packages/common.sh
 
-needs 'the trial of the cluster is not run' etcd haproxy pgrep prometheus python3 unshare
+needs 'the trial of the cluster is not run' etcd haproxy prometheus python3 unshare
 in_own_network 300 'the trial of the cluster is not run' "$server"
 
 block dist/README.md '### A cluster on one machine'
