@@ -487,7 +487,7 @@ def import_and_export(cluster):
         return "SKIPPED: C beanstalkd is not installed"
     workspace = cluster.workspace
     source, *targets = map(workspace.path, ["source", "target", "target-of-c"])
-    manifest = all_kinds.Manifest(None, {})
+    manifest = {}
     for directory in source, *targets:
         os.mkdir(directory)
 

@@ -204,15 +204,6 @@ class Faults:
                 new.process.signal(SIGKILL)
                 old.process.signal(SIGCONT)
 
-    def stall_all_servers(self):
-        servers = self.random.sample(self.cluster.servers, len(self.cluster.servers))
-        return [self.stall(server.links) for server in servers]
-
-    def heal_one_by_one(self, links_of_servers):
-        for links in links_of_servers:
-            self.heal(links)
-            self.sleep(0, 0.3)
-
     def slow_then_stall_active(self):
         """Replies of etcd are late, then requests do not arrive, and at last nothing does.
 
@@ -255,7 +246,6 @@ FAULTS = [
     Fault("stall-active-to-etcd", 2, NOT_LEADING, lambda f: f.stall(f.active().links, TO), Faults.heal, (0.2, 3),
           is_quiet=True),
     Fault("stall-active-from-etcd", 2, NOT_LEADING, lambda f: f.stall(f.active().links, BACK), Faults.heal, (0.2, 3)),
-    Fault("stall-all-servers", 2, NOT_LEADING, Faults.stall_all_servers, Faults.heal_one_by_one, (0.2, 2)),
     Fault("slow-active", 2, None, lambda f: f.slow(f.active().links), Faults.heal, (0.5, 3), lease_ttl_s=5),
     Fault("slow-then-stall-active", 10, NOT_LEADING, Faults.slow_then_stall_active, Faults.heal, (0.5, 2),
           is_quiet=True),

@@ -29,31 +29,14 @@ WINDOW = 100
 BODY = b"of the test"
 
 
-class Manifest:
-    def __init__(self, path, jobs):
-        self.path = path
-        self.jobs = jobs
-
-    def note(self, number, **job):
-        self.jobs[str(number)] = {**job, "body": base64.b64encode(job["body"]).decode()}
-
-    def save(self):
-        with open(self.path, "w", encoding="ascii") as file:
-            json.dump(self.jobs, file, indent=1)
-
-    @staticmethod
-    def load(path):
-        with open(path, encoding="ascii") as file:
-            return Manifest(path, json.load(file))
-
-
 def put(client, manifest, commands=(), **job):
     """Puts a job, sends commands with its number, and notes what they made of it: `becomes`."""
     becomes = job.pop("becomes", {})
     number = client.put(**job)
     for word, command in commands:
         client.must(word, command.format(number))
-    manifest.note(number, **{"state": "ready", **job, **becomes})
+    job = {"state": "ready", **job, **becomes}
+    manifest[str(number)] = {**job, "body": base64.b64encode(job["body"]).decode()}
     return number
 
 
@@ -67,7 +50,7 @@ def put_all_kinds(client, manifest, bodies):
         put(client, manifest, [("RESERVED", "reserve-job {}"), ("BURIED", "bury {} 9")], **usual,
             becomes={"state": "buried", "pri": 9})
         deleted = put(client, manifest, [("DELETED", "delete {}")], **usual)
-        manifest.jobs[str(deleted)] = None
+        manifest[str(deleted)] = None
     # No connection holds them after the restart.
     for _ in range(1 + len(bodies) // 10):
         put(client, manifest, [("RESERVED", "reserve-job {}")], body=b"in the hands of a worker", tube="held",
@@ -89,10 +72,10 @@ def fill(client, manifest):
 
 def work(client, manifest):
     """A quarter is deleted, one of each other kind moves, and new ones come."""
-    there = [int(number) for number, job in manifest.jobs.items() if job]
+    there = [int(number) for number, job in manifest.items() if job]
     for number in there[::4]:
         client.must("DELETED", f"delete {number}")
-        manifest.jobs[str(number)] = None
+        manifest[str(number)] = None
     reserved = "RESERVED", "reserve-job {}"
     for state, commands, becomes in [
         ("buried", [("KICKED", "kick-job {}")], {"state": "ready"}),
@@ -100,7 +83,7 @@ def work(client, manifest):
         ("ready", [reserved, ("RELEASED", f"release {{}} 13 {LONG_S}")],
          {"state": "delayed", "pri": 13, "delay": LONG_S}),
     ]:
-        number, job = next(each for each in manifest.jobs.items() if each[1] and each[1]["state"] == state)
+        number, job = next(each for each in manifest.items() if each[1] and each[1]["state"] == state)
         for word, command in commands:
             client.must(word, command.format(number))
         job.update(becomes)
@@ -109,7 +92,7 @@ def work(client, manifest):
 
 def looked_up(client, manifest):
     """Yields the number of each job, what was noted of it, what a peek finds, and its facts."""
-    left = list(manifest.jobs.items())
+    left = list(manifest.items())
     while left:
         jobs, left = left[:WINDOW], left[WINDOW:]
         client.send(*(f"{command} {number}" for number, _ in jobs for command in ("peek", "stats-job")))
@@ -136,7 +119,7 @@ def expect(client, manifest):
         found = int(stats[f"current-jobs-{state}"])
         assert found == count, f"{found} jobs are {state}, {count} should be"
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    deleted = sum(job is None for job in manifest.jobs.values())
+    deleted = sum(job is None for job in manifest.values())
     print(f"{stats['version']}: {told}, {deleted} deleted: all as they were")
 
 
@@ -147,6 +130,11 @@ def take(client, tube):
     assert body == BODY, body
     client.must("DELETED", f"delete {number}")
     return number
+
+
+def load(path):
+    with open(path, encoding="ascii") as file:
+        return json.load(file)
 
 
 def main():
@@ -160,11 +148,12 @@ def main():
     elif what == "take":
         take(client, "kept")
     elif what == "expect":
-        expect(client, Manifest.load(path))
+        expect(client, load(path))
     else:
-        manifest = Manifest(path, {}) if what == "fill" else Manifest.load(path)
+        manifest = {} if what == "fill" else load(path)
         {"fill": fill, "work": work}[what](client, manifest)
-        manifest.save()
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(manifest, file, indent=1)
         print({"fill": "filled", "work": "worked"}[what], flush=True)
         # The worker of the job that is held. Its end comes within two minutes, or the test has failed.
         assert client.is_closed(120), "the server does not end"
