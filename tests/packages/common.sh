@@ -65,11 +65,6 @@ fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x41))'
 	exit 0
 }
 
-# Returns whether a program is C beanstalkd.
-is_c() {
-	"$1" -v 2>/dev/null | grep -qx 'beanstalkd [0-9.]*'
-}
-
 # Waits until a command succeeds, for a minute at most.
 wait_until() {
 	tries=1200

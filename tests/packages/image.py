@@ -48,14 +48,12 @@ expect("manifest.json", docker, {"RepoTags": [f"beanstalkd-server:{VERSION}"]})
 for name in docker["Config"], *docker["Layers"]:
     assert (LAYOUT / name).is_file(), f"manifest.json names {name}, which is not there"
 
-if (DIRECTORY / "inspected").exists():
-    inspected = document("inspected")
-    expect("skopeo inspect", inspected, {"Architecture": config["architecture"]})
-    expect("skopeo inspect", inspected["Labels"], {TITLE + "version": VERSION})
-    loaded = document("loaded/manifest.json")["config"]
-    expect("what docker loads", document("copied/manifest.json")["config"], {"digest": loaded["digest"]})
-if (DIRECTORY / "bundle").exists():
-    process = document("bundle/config.json")["process"]
-    expect("the process", process, {"args": ["/usr/bin/beanstalkd"]})
-    expect("its user", process["user"], {"uid": 11300, "gid": 11300})
+inspected = document("inspected")
+expect("skopeo inspect", inspected, {"Architecture": config["architecture"]})
+expect("skopeo inspect", inspected["Labels"], {TITLE + "version": VERSION})
+loaded = document("loaded/manifest.json")["config"]
+expect("what docker loads", document("copied/manifest.json")["config"], {"digest": loaded["digest"]})
+process = document("bundle/config.json")["process"]
+expect("the process", process, {"args": ["/usr/bin/beanstalkd"]})
+expect("its user", process["user"], {"uid": 11300, "gid": 11300})
 print(f"configured as promised, {config['architecture']}")

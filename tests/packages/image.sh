@@ -13,16 +13,14 @@ cd "$(dirname "$0")/../.."
 archive=$(realpath "$1")
 . tests/packages/common.sh
 
-needs 'the image is not checked' python3
+[ "$(id -u)" = 0 ] || skip_all 'not root, the image is not checked'
+needs 'the image is not checked' python3 skopeo umoci unshare
+unshare --pid --fork true 2>/dev/null || skip_all 'no process can be the first here, the image is not checked'
 
 mkdir "$scratch/layout"
 tar -xf "$archive" -C "$scratch/layout"
 
 skopeo_takes_it() {
-	if ! has skopeo; then
-		skip 'skopeo is not installed'
-		return
-	fi
 	skopeo inspect "oci-archive:$archive:$version" >"$scratch/inspected"
 	# It checks digests and sizes on the way.
 	skopeo copy --quiet "oci-archive:$archive" "dir:$scratch/copied"
@@ -31,18 +29,10 @@ skopeo_takes_it() {
 }
 
 unpack() {
-	if has umoci && [ "$(id -u)" = 0 ]; then
-		umoci unpack --image "$scratch/layout:$version" "$scratch/bundle" >/dev/null
-		echo 'umoci takes it'
-		root=$scratch/bundle/rootfs
-		chmod 755 "$scratch/bundle" "$root"
-	else
-		skip 'umoci is not installed, or this is not root'
-		root=$scratch/unpacked
-		mkdir "$root"
-		layer=$(tr '\n' ' ' <"$scratch/layout/manifest.json" | sed 's/.*"Layers":\["\([^"]*\)".*/\1/')
-		tar -xzf "$scratch/layout/$layer" -C "$root"
-	fi
+	umoci unpack --image "$scratch/layout:$version" "$scratch/bundle" >/dev/null
+	echo 'umoci takes it'
+	root=$scratch/bundle/rootfs
+	chmod 755 "$scratch/bundle" "$root"
 	(cd "$root" && find . -mindepth 1 -printf '%M %U:%G %p\n' | sort -k 3) >"$scratch/files"
 	cat >"$scratch/promised" <<-'FILES'
 		drwxr-xr-x 0:0 ./etc
@@ -61,7 +51,7 @@ unpack() {
 		drwxr-xr-x 0:0 ./var/lib
 		drwxr-xr-x 11300:11300 ./var/lib/beanstalkd
 	FILES
-	[ "$(id -u)" != 0 ] || diff "$scratch/promised" "$scratch/files" || fail 'other files are in it'
+	diff "$scratch/promised" "$scratch/files" || fail 'other files are in it'
 }
 
 # The server in the root of the image, as a runtime would start it: in_container FLAGS...
@@ -71,10 +61,6 @@ in_container() {
 }
 
 serves() {
-	if [ "$(id -u)" != 0 ]; then
-		skip 'only root may change the root, the image is not run'
-		return
-	fi
 	in_container -b /var/lib/beanstalkd -z 1000000
 	work "$(port "$scratch/log")"
 	work "$(port "$scratch/log")" leave
@@ -87,10 +73,6 @@ serves() {
 }
 
 ends_as_the_first_process() {
-	if [ "$(id -u)" != 0 ] || ! unshare --pid --fork true 2>/dev/null; then
-		skip 'no process can be the first here'
-		return
-	fi
 	start "$scratch/log" unshare --pid --fork --kill-child \
 		chroot --userspec=11300:11300 --groups= "$root" /usr/bin/beanstalkd -V -l 127.0.0.1 -p 0
 	work "$(port "$scratch/log")"

@@ -11,12 +11,13 @@ cluster=dist/cluster
 oldest_kubernetes=1.27.0
 
 . tests/packages/common.sh
+needs 'the files for clusters are not checked' haproxy systemd-analyze python3
 
 # ---- Kubernetes ----
 
 home=target/kubernetes-validate
 install_validator() {
-	has python3 && python3 -m venv "$home" &&
+	python3 -m venv "$home" &&
 		"$home/bin/pip" install --quiet --disable-pip-version-check kubernetes-validate==1.37.0
 }
 
@@ -43,43 +44,30 @@ check_proxy() {
 	NAMESPACE=test haproxy -dW -c -f "$1" >"$scratch/haproxy.log" 2>&1
 }
 
-if has haproxy; then
-	for file in "$cluster/haproxy.cfg" "$scratch/haproxy.cfg"; do
-		[ -e "$file" ] || continue
-		check_proxy "$file" || fail "HAProxy refuses $file: $(cat "$scratch/haproxy.log")"
-	done
-	if [ -e /etc/haproxy/haproxy.cfg ]; then
-		cat /etc/haproxy/haproxy.cfg "$cluster/haproxy.cfg" >"$scratch/both.cfg"
-		check_proxy "$scratch/both.cfg" || fail "not at the end of Debian's: $(cat "$scratch/haproxy.log")"
-	fi
-	haproxy -v | sed -n '1s/ .*version \([^ ]*\).*/ \1 accepts the configurations/p'
-else
-	skip 'haproxy is not installed, its configurations are not checked'
+for file in "$cluster/haproxy.cfg" "$scratch/haproxy.cfg"; do
+	[ -e "$file" ] || continue
+	check_proxy "$file" || fail "HAProxy refuses $file: $(cat "$scratch/haproxy.log")"
+done
+if [ -e /etc/haproxy/haproxy.cfg ]; then
+	cat /etc/haproxy/haproxy.cfg "$cluster/haproxy.cfg" >"$scratch/both.cfg"
+	check_proxy "$scratch/both.cfg" || fail "not at the end of Debian's: $(cat "$scratch/haproxy.log")"
 fi
+haproxy -v | sed -n '1s/ .*version \([^ ]*\).*/ \1 accepts the configurations/p'
 
-# ---- systemd ----
+# ---- systemd. units.sh shows that systemd-analyze finds a fault. ----
 
-if has systemd-analyze; then
-	drop_in=$scratch/units/beanstalkd.service.d
-	mkdir -p "$drop_in"
-	cp dist/systemd/beanstalkd.socket "$scratch/units"
-	sed -e "s|^ExecStart=/usr/bin/beanstalkd |ExecStart=$server |" -e '/^Documentation=/d' \
-		dist/systemd/beanstalkd.service >"$scratch/units/beanstalkd.service"
-	cp "$cluster/systemd.conf" "$drop_in/cluster.conf"
-	verify() {
-		systemd-analyze verify --man=no "$scratch/units/beanstalkd.service" 2>&1
-	}
-	said=$(verify)
-	[ -z "$said" ] || fail "$said"
-	systemd-analyze security --no-pager --offline=true --threshold=15 \
-		"$scratch/units/beanstalkd.service" >"$scratch/security" || fail "$(cat "$scratch/security")"
-	sed -i 's/^TimeoutStopSec=/TimeoutStopSecs=/' "$drop_in/cluster.conf"
-	[ -n "$(verify)" ] || fail 'systemd-analyze overlooks a wrong setting'
-	extra=$(sed -n 's/^# *BEANSTALKD_EXTRA="\(.*\)"$/\1/p' "$cluster/systemd.conf")
-	"$server" $extra --help 2>/dev/null || fail "the server does not know all of: $extra"
-	echo 'systemd accepts the drop-in'
-else
-	skip 'systemd-analyze is not installed, the drop-in is not checked'
-fi
+drop_in=$scratch/units/beanstalkd.service.d
+mkdir -p "$drop_in"
+cp dist/systemd/beanstalkd.socket "$scratch/units"
+sed -e "s|^ExecStart=/usr/bin/beanstalkd |ExecStart=$server |" -e '/^Documentation=/d' \
+	dist/systemd/beanstalkd.service >"$scratch/units/beanstalkd.service"
+cp "$cluster/systemd.conf" "$drop_in/cluster.conf"
+said=$(systemd-analyze verify --man=no "$scratch/units/beanstalkd.service" 2>&1)
+[ -z "$said" ] || fail "$said"
+systemd-analyze security --no-pager --offline=true --threshold=15 \
+	"$scratch/units/beanstalkd.service" >"$scratch/security" || fail "$(cat "$scratch/security")"
+extra=$(sed -n 's/^# *BEANSTALKD_EXTRA="\(.*\)"$/\1/p' "$cluster/systemd.conf")
+"$server" $extra --help 2>/dev/null || fail "the server does not know all of: $extra"
+echo 'systemd accepts the drop-in'
 
 exec sh tests/packages/trial.sh "$server"

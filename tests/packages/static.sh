@@ -21,13 +21,9 @@ case $(cat "$binary.target") in
 esac
 
 alone() {
-	if has readelf; then
-		if readelf -lW "$binary" | grep -q INTERP; then fail 'it has an interpreter'; fi
-		if readelf -dW "$binary" | grep -q NEEDED; then fail 'it needs shared libraries'; fi
-		echo 'no interpreter, no shared library'
-	else
-		skip 'readelf is not installed, what the binary needs is not looked at'
-	fi
+	if readelf -lW "$binary" | grep -q INTERP; then fail 'it has an interpreter'; fi
+	if readelf -dW "$binary" | grep -q NEEDED; then fail 'it needs shared libraries'; fi
+	echo 'no interpreter, no shared library'
 	bytes=$(wc -c <"$binary")
 	echo "$bytes bytes, of $most_bytes at most"
 	[ "$bytes" -le "$most_bytes" ] || fail 'it is too large'
@@ -73,10 +69,6 @@ without_descriptors() {
 }
 
 opens_nothing() {
-	if ! has strace; then
-		skip 'strace is not installed, which files are opened is not looked at'
-		return
-	fi
 	for listen in 127.0.0.1 0.0.0.0; do
 		start "$scratch/log" strace -f -e trace=file -o "$scratch/trace" \
 			"$binary" -V -l "$listen" -p 0 -u 65532
@@ -133,14 +125,11 @@ idles() {
 	[ "$idle_kib" -le "$most_rss_kib" ] || fail 'it idles with too much memory'
 }
 
-needs 'the static binary is not tried' python3
+[ "$(id -u)" = 0 ] || skip_all 'only root may change the root and the user, the static binary is not tried'
+needs 'the static binary is not tried' python3 readelf strace
 alone
-if [ "$(id -u)" = 0 ]; then
-	in_an_empty_root
-	without_descriptors
-	names
-	opens_nothing
-else
-	skip 'only root may change the root and the user'
-fi
+in_an_empty_root
+without_descriptors
+names
+opens_nothing
 idles
