@@ -4,7 +4,6 @@ metrics.py, trial.py and dist/pictures share. All is on loopback, on ports that 
 import json
 import os
 import re
-import socket
 import sys
 import urllib.error
 import urllib.parse
@@ -84,15 +83,6 @@ class Prometheus(Program):
         for rule in rules():
             self.check_names(rule["name"], rule["query"])
         print(f"{len(found)} expressions of the dashboard and {len(rules())} alerts name what there is")
-
-
-def get(address, path, method="GET", head="", version="1.1"):
-    """Returns the whole response to a request, as text, until the server closes."""
-    host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), PATIENCE_S) as stream:
-        stream.sendall(f"{method} {path} HTTP/{version}\r\nHost: x\r\n{head}\r\n".encode())
-        with stream.makefile("rb") as response:
-            return response.read().decode()
 
 
 def panels():
