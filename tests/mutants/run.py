@@ -31,8 +31,10 @@ def build(suites):
     targets = [word for suite in sorted(suites) for word in ("--test", suite)]
     command = ["test", "--quiet", "--profile", "simulation", "--no-run", "--message-format=json-render-diagnostics",
                "--features", FEATURES]
+    # Switched expressions are in parentheses, where they need them and where they do not.
+    environment = {**os.environ, "CARGO_TARGET_DIR": TREE / "target", "RUSTFLAGS": "-A unused_parens"}
     built = subprocess.run([os.environ.get("CARGO", "cargo"), *command, *targets], check=True, text=True, cwd=TREE,
-                           stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": TREE / "target"})
+                           stdout=subprocess.PIPE, env=environment)
     messages = [json.loads(line) for line in built.stdout.splitlines()]
     return {message["target"]["name"]: message["executable"] for message in messages
             if message.get("executable") and message["target"]["name"] in suites}

@@ -11,7 +11,12 @@ written, so that a build after a change of one bug is as short as after a change
 The form of a table. Lines that begin with `# ` are comments. A line with a path begins the hunks of that file,
 and those of the entries below. An entry is a heading, then for each hunk the old lines (`-`), the new lines (`+`)
 and lines that stay (a space), as in a diff without line numbers. The bug leaves out lines with a `!`, and has
-lines with a `?` more. Empty lines separate hunks.
+lines with a `?` more. In a line with a `~` it has another expression, as in a diff of words. Empty lines separate
+hunks.
+
+    src/server/queue.rs
+    ## empty-is-due: an empty queue is taken for due, found by simulation
+    ~    if [-self.is_due()-]{+true+} {
 
     src/server/timers.rs
     ## lost-timer: a timer is forgotten when a job is released, found by simulation
@@ -37,6 +42,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # What a build of the program and its tests reads.
 COPIED = ("Cargo.toml", "Cargo.lock", "clippy.toml", "README.md", "src", "tests", "man", "dist")
 HEADING = re.compile(r"## ([a-z0-9-]+): (.+), found by (.+)")
+WORDS = re.compile(r"\[-(.*?)-\]\{\+(.*?)\+\}")
 SWITCH = re.compile(r"planted::is\(\s*\"([^\"]*)\"\s*\)")
 
 PLANTED_RS = """\
@@ -86,7 +92,7 @@ def read_table(table):
             hunk = None
         elif not line or line.startswith("#"):
             hunk = None
-        elif line[0] in " +-!?":
+        elif line[0] in " +-!?~":
             if path is None or not bugs:
                 raise TableError(f"line {number}: no path or no heading before this line: {line}")
             if hunk is None:
@@ -106,6 +112,11 @@ def behind_switch(name, hunk):
     found = []
     for mark, lines in itertools.groupby(hunk, lambda line: line[0]):
         lines = [line[1:] for line in lines]
+        if mark == "~":
+            found += ["-" + WORDS.sub(r"\1", line) for line in lines]
+            switched = rf'(if crate::planted::is("{name}") {{ \2 }} else {{ \1 }})'
+            lines = [WORDS.sub(switched, line) for line in lines]
+            mark = "+"
         if mark in "!?":
             indent = lines[0][:-len(lines[0].lstrip())]
             found += [f"-{line}" for line in lines if mark == "!"]
