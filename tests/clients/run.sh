@@ -14,8 +14,10 @@ else
 	skip 'greenstalk is not installed, no Python client is tried'
 fi
 
-if has php && [ -e /usr/share/php/Pheanstalk/autoload.php ]; then
+libraries=/usr/share/php
+if has php && [ -e $libraries/Pheanstalk/autoload.php ] && [ -e $libraries/Illuminate/Queue/autoload.php ] &&
+	[ -e $libraries/Symfony/Component/Messenger/autoload.php ]; then
 	python3 -B tests/harness/server.py "$server" php tests/clients/pheanstalk_test.php
 else
-	skip 'PHP or pheanstalk is not installed, no PHP client is tried'
+	skip 'PHP, pheanstalk or a queue of Laravel or Symfony is not installed, no PHP client is tried'
 fi
