@@ -7,8 +7,7 @@
 //!
 //! - A call fails because descriptors or memory are short. The next attempt is made when a
 //!   connection closes, or after [`RETRY_AFTER`].
-//! - The connection limit is reached. Accepting continues when a connection closes. Another connection
-//!   is often about to close, so the warning is logged only if one still waits after [`WARN_AFTER`].
+//! - The connection limit is reached. Accepting continues when a connection closes.
 //!
 //! Each is logged as a warning, at most once in [`WARN_EVERY`].
 
@@ -27,9 +26,8 @@ use std::os::fd::AsRawFd;
 pub struct Acceptor {
     /// The name of the connections in the log.
     what: &'static str,
-    listeners: Vec<ReadyListener>,
-    /// The number of listeners that are ready.
-    ready: usize,
+    /// With whether each is ready: accepting may return a connection.
+    listeners: Vec<(Socket, bool)>,
     /// The token of the first listener; the next ones have the tokens below it.
     first_token: usize,
     max_connections: usize,
@@ -39,21 +37,11 @@ pub struct Acceptor {
     failures: u32,
     /// No attempt is made before this moment.
     retry_at: Nanos,
-    /// The last attempt has found the connection limit reached. The next one logs a warning if a connection
-    /// still waits.
-    is_full: bool,
     /// No further warning is logged before this moment.
     warns_at: Nanos,
 }
 
-struct ReadyListener {
-    socket: Socket,
-    /// Accepting may return a connection.
-    is_ready: bool,
-}
-
 const RETRY_AFTER: Nanos = Nanos::from_secs(1);
-const WARN_AFTER: Nanos = Nanos::from_millis(100);
 const WARN_EVERY: Nanos = Nanos::from_secs(60);
 /// If this many calls in a row fail because of one client, clients are not the cause.
 const MAX_FAILURES: u32 = 256;
@@ -72,17 +60,14 @@ impl Acceptor {
             let mut source = SourceFd(&listener.as_raw_fd());
             registry.register(&mut source, Token(first_token - index), Interest::READABLE)?;
         }
-        let ready = |socket| ReadyListener { socket, is_ready: false };
         Ok(Acceptor {
             what,
-            listeners: listeners.into_iter().map(ready).collect(),
-            ready: 0,
+            listeners: listeners.into_iter().map(|socket| (socket, false)).collect(),
             first_token,
             max_connections,
             next_listener: 0,
             failures: 0,
             retry_at: Nanos::ZERO,
-            is_full: false,
             warns_at: Nanos::ZERO,
         })
     }
@@ -90,8 +75,8 @@ impl Acceptor {
     /// Marks the listener with this token as ready. Returns `false` if no listener has it.
     pub fn on_event(&mut self, Token(token): Token) -> bool {
         let index = self.first_token.wrapping_sub(token);
-        let Some(listener) = self.listeners.get_mut(index) else { return false };
-        self.ready += usize::from(!std::mem::replace(&mut listener.is_ready, true));
+        let Some((_, is_ready)) = self.listeners.get_mut(index) else { return false };
+        *is_ready = true;
         if self.retry_at == Nanos::NEVER {
             // Another connection waits at the limit.
             self.on_close();
@@ -102,12 +87,12 @@ impl Acceptor {
     /// A connection was closed: its descriptor and its memory are free.
     pub fn on_close(&mut self) {
         self.retry_at = Nanos::ZERO;
-        self.is_full = false;
     }
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
     pub fn next_due(&self) -> Nanos {
-        if self.ready == 0 { Nanos::NEVER } else { self.retry_at }
+        let is_any_ready = self.listeners.iter().any(|(_, is_ready)| *is_ready);
+        if is_any_ready { self.retry_at } else { Nanos::NEVER }
     }
 
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
@@ -124,11 +109,11 @@ impl Acceptor {
         // One from each listener in turn, so that a busy listener does not starve the others.
         let count = self.listeners.len();
         let mut indices = (0..count).map(|step| (self.next_listener + step) % count);
-        let Some(index) = indices.find(|&index| self.listeners[index].is_ready) else {
+        let Some(index) = indices.find(|&index| self.listeners[index].1) else {
             return Ok(None);
         };
         self.next_listener = index + 1;
-        let ReadyListener { socket, is_ready } = &mut self.listeners[index];
+        let (socket, is_ready) = &mut self.listeners[index];
         match listen::accept(socket) {
             Ok(accepted) => {
                 self.failures = 0;
@@ -136,10 +121,9 @@ impl Acceptor {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 *is_ready = false;
-                self.ready -= 1;
                 Ok(None)
             }
-            Err(error) if concerns_one_client(&error) && self.failures < MAX_FAILURES => {
+            Err(error) if !is_shortage(&error) && self.failures < MAX_FAILURES => {
                 debug!("cannot accept one of the {}: {error}; accepting the next", self.what);
                 self.failures += 1;
                 Ok(None)
@@ -156,15 +140,11 @@ impl Acceptor {
         self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
     }
 
-    /// Makes another attempt a little later, and then none before an event.
+    /// Makes no attempt before an event, or until a connection is closed.
     fn at_limit(&mut self, open: usize, now: Nanos) {
-        if !std::mem::replace(&mut self.is_full, true) {
-            self.retry_at = now + WARN_AFTER;
-            return;
-        }
         self.retry_at = Nanos::NEVER;
-        if self.listeners.iter().any(|it| sockets::is_readable(&it.socket)) {
-            let why = "as many as --max-connections allows; others wait until one closes";
+        if self.listeners.iter().any(|(socket, _)| sockets::is_readable(socket)) {
+            let why = "as many as --max-connections or the limit of open files allows; others wait";
             self.warn(format_args!("{open} are open, {why}"), now);
         }
     }
@@ -177,41 +157,16 @@ impl Acceptor {
     }
 }
 
-/// Returns whether accepting failed because of the next client alone, or of a signal, so that others
-/// can be accepted. The list is that of accept(2): Linux reports errors of a new connection in this
-/// way.
-fn concerns_one_client(error: &io::Error) -> bool {
-    const ERRORS: [i32; 11] = [
-        libc::ECONNABORTED,
-        libc::EINTR,
-        libc::ENETDOWN,
-        libc::EPROTO,
-        libc::ENOPROTOOPT,
-        libc::EHOSTDOWN,
-        libc::ENONET,
-        libc::EHOSTUNREACH,
-        libc::EOPNOTSUPP,
-        libc::ENETUNREACH,
-        // A packet filter forbids the connection.
-        libc::EPERM,
-    ];
-    error.raw_os_error().is_some_and(|number| ERRORS.contains(&number))
+/// Returns whether accepting failed for want of descriptors or memory. Linux reports errors of a new connection in the
+/// same way, as accept(2) lists: then others can be accepted.
+fn is_shortage(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn errors_of_one_client_and_of_the_server_differ() {
-        let is_of_client = |number| concerns_one_client(&io::Error::from_raw_os_error(number));
-        for number in [libc::ECONNABORTED, libc::EPERM, libc::ENONET, libc::EHOSTDOWN] {
-            assert!(is_of_client(number), "{}", io::Error::from_raw_os_error(number));
-        }
-        for number in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EINVAL] {
-            assert!(!is_of_client(number), "{}", io::Error::from_raw_os_error(number));
-        }
-    }
 
     #[test]
     fn a_connection_that_comes_while_all_are_in_use_is_looked_at() {
@@ -221,9 +176,7 @@ mod tests {
         let mut acceptor = Acceptor::new("connections", listeners, 1, poll.registry(), 7)
             .expect("there are descriptors");
         acceptor.on_event(Token(7));
-        for now in [Nanos::ZERO, WARN_AFTER] {
-            assert!(acceptor.accept(1, now).is_ok_and(|accepted| accepted.is_none()));
-        }
+        assert!(acceptor.accept(1, Nanos::ZERO).is_ok_and(|accepted| accepted.is_none()));
         assert_eq!(acceptor.next_due(), Nanos::NEVER);
         acceptor.on_event(Token(7));
         assert_eq!(acceptor.next_due(), Nanos::ZERO);
