@@ -51,11 +51,14 @@ const EXIT_USER: u8 = 34;
 /// The exit code for wrong flags.
 pub const EXIT_USAGE: u8 = 5;
 
-/// The descriptors of any server: for events, signals, time, two sockets to listen on, messages to the
-/// service manager, reading `/proc`, and a few clients.
+/// The descriptors of any server: for events, signals, two sockets to listen on, messages to the service manager,
+/// reading `/proc`, and a few more.
 const LEAST_DESCRIPTORS: usize = 12;
-/// For two sockets to listen on, and two clients.
-const DESCRIPTORS_FOR_METRICS: usize = 4;
+/// For two sockets to listen on.
+const DESCRIPTORS_FOR_METRICS: usize = 2;
+/// At most this many HTTP connections are served at once, and a 16th of the limit of open files, but this many at least.
+const MAX_HTTP_CONNECTIONS: usize = 64;
+const LEAST_HTTP_CONNECTIONS: usize = 4;
 /// For connections to the nodes, name resolution and events.
 const DESCRIPTORS_FOR_ETCD: usize = 16;
 
@@ -75,15 +78,9 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     if let Some(machine) = machine {
         machine.prepare(options.user.as_deref()).map_err(|why| Failure::new(1, why))?;
     }
-    match files::raise_file_limit() {
-        Ok(limit) => {
-            check_descriptors(options, limit)?;
-            info!("the limit of open files is {limit}");
-        }
-        Err(error) => {
-            warn!("cannot raise the limit of open files: {error}; keeping the present limit")
-        }
-    }
+    let limit = files::raise_file_limit();
+    let (max_clients, max_http) = share_descriptors(options, limit)?;
+    info!("the limit of open files is {limit}");
     let signals = Signals::take().map_err(Failure::of_system("block signals"))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
     let early = if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
@@ -120,22 +117,23 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     let mut poller = Poller::new(signals, Limits::DEFAULT.events_per_iteration)
         .map_err(Failure::of_system("poll for events"))?;
     if let Some(listeners) = metrics {
-        let server = MetricsServer::new(listeners, poller.registry());
+        let server = MetricsServer::new(listeners, max_http, poller.registry());
         poller.metrics = Some(server.map_err(cannot_wait)?);
     }
-    serve(options, poller, listeners, directory, user)
+    let facts = facts(options.max_connections.unwrap_or(usize::MAX).min(max_clients), poller.now);
+    serve(options, facts, poller, listeners, directory, user)
 }
 
 /// Recovers the jobs, as soon as this server leads its cluster, and serves them. A stop signal ends that
 /// earlier.
 fn serve(
     options: &Options,
+    facts: ProcessInfo,
     mut poller: Poller,
     mut listeners: Vec<Socket>,
     directory: Option<Directory>,
     user: Option<Identity>,
 ) -> Result<Stop, Failure> {
-    let facts = facts(options.max_connections, poller.now);
     let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
@@ -226,8 +224,10 @@ fn recover(
     Ok(())
 }
 
+/// Returns how many clients and how many HTTP connections there can be at once: what others need is not given to them.
 /// Fails if the limit of open files is too low for the flags: the server would not answer.
-fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
+fn share_descriptors(options: &Options, limit: usize) -> Result<(usize, usize), Failure> {
+    let max_http = (limit / 16).clamp(LEAST_HTTP_CONNECTIONS, MAX_HTTP_CONNECTIONS);
     let binlog = match &options.binlog {
         Some(BinlogPlace::Directory(_)) => {
             Directory::descriptors(options.settings.body_cache_bytes.is_some())
@@ -235,15 +235,16 @@ fn check_descriptors(options: &Options, limit: u64) -> Result<(), Failure> {
         Some(BinlogPlace::Etcd(_)) => DESCRIPTORS_FOR_ETCD,
         None => 0,
     };
-    let metrics = if options.metrics.is_some() { DESCRIPTORS_FOR_METRICS } else { 0 };
+    let metrics = options.metrics.as_ref().map_or(0, |_| DESCRIPTORS_FOR_METRICS + max_http);
     let needed = LEAST_DESCRIPTORS + binlog + metrics;
-    let free = files::spare_descriptors().take(needed).collect::<Vec<_>>().len();
-    if free == needed {
-        return Ok(());
+    let free = limit.saturating_sub(files::open_descriptors().unwrap_or(limit));
+    if free > needed {
+        return Ok((free - needed, max_http));
     }
     let message = format!(
-        "the limit of open files is {limit}, which leaves {free}, and {needed} are needed with these \
-         flags; raise it with ulimit -n or LimitNOFILE="
+        "the limit of open files is {limit}, which leaves {free}, and {} are needed with these \
+         flags; raise it with ulimit -n or LimitNOFILE=",
+        needed + 1
     );
     Err(Failure::new(EXIT_SYSTEM, message))
 }
@@ -335,7 +336,7 @@ fn tool_address(mut address: SocketAddr) -> Option<String> {
     (!is_default).then(|| address.to_string())
 }
 
-fn facts(max_connections: Option<usize>, started_at: Nanos) -> ProcessInfo {
+fn facts(max_connections: usize, started_at: Nanos) -> ProcessInfo {
     let [hostname, os_version, platform] = machine::uname();
     ProcessInfo {
         pid: std::process::id(),
@@ -345,7 +346,7 @@ fn facts(max_connections: Option<usize>, started_at: Nanos) -> ProcessInfo {
         platform,
         started_at,
         tool_server: None,
-        max_connections,
+        max_connections: Some(max_connections),
         processor_time: machine::processor_time,
         resident_bytes: memory::resident_bytes,
         has_headroom: memory::has_headroom,

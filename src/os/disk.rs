@@ -14,7 +14,6 @@ use crate::engine::headroom::{self, Headroom};
 use mio::Waker;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,23 +27,16 @@ pub struct Directory {
     /// two, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and system calls need
     /// no locks, which is measurable for each command.
     syncs: Option<DiskThread<FinishedSync>>,
-    reads: Option<DiskThread<FinishedRead>>,
+    reads: Option<DiskThread<io::Result<Vec<u8>>>>,
     /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
     /// at once would stall the loop, or a sync of the thread, for milliseconds.
     unlinked: Vec<(Arc<File>, u64)>,
-    /// Descriptors that are closed when a file is opened, so that opening never fails because clients
-    /// have all descriptors.
-    reserved_fds: Vec<OwnedFd>,
     sync_times: Histogram,
     /// The sync that has ended, if no thread has done it.
     synced: Option<FinishedSync>,
     /// Holds the lock as long as it is open; `None` if the directory is only read.
     lock: Option<File>,
 }
-
-/// A task with a file that has ended: the record, if it was to return one, and the file. The loop closes it, so that no
-/// client takes the descriptor.
-type FinishedRead = (Option<io::Result<Vec<u8>>>, Option<Arc<File>>);
 
 /// An open file.
 struct OpenFile {
@@ -55,9 +47,9 @@ struct OpenFile {
     is_written: bool,
 }
 
-/// Files that can be open at once: the current file, two that are not synced yet, one that is being
+/// Files that can be open for writing at once: the current file, two that are not synced yet, one that is being
 /// created, and removed files.
-const RESERVED_FDS: usize = 4 + MAX_REMOVED;
+const MAX_WRITTEN: usize = 4 + MAX_REMOVED;
 
 /// If there are more removed files whose space is not freed, the loop frees one at once.
 const MAX_REMOVED: usize = 4;
@@ -83,11 +75,11 @@ pub const MOVING: &str = "binlog.moving";
 const ZEROS: usize = 16 * 1024;
 
 impl Directory {
-    /// Returns how many descriptors a directory takes that is written, at most if its bodies are read back.
+    /// Returns how many descriptors a directory takes at most that is written. Clients get none of these, so that
+    /// opening a file never fails because clients have all descriptors.
     pub fn descriptors(reads_back: bool) -> usize {
-        // Its lock, its handle, and the files that are being written.
-        let own = 2 + 2 + RESERVED_FDS + MAX_SYNCING;
-        own + if reads_back { MAX_READ } else { 0 }
+        // Its lock and its handle, those of the threads, and the files.
+        2 + 2 + MAX_WRITTEN + MAX_SYNCING + if reads_back { MAX_READ } else { 1 }
     }
 
     /// Opens and locks the directory. C beanstalkd uses the same lock.
@@ -107,7 +99,6 @@ impl Directory {
         let opened = Directory::open_unlocked(path);
         let mut directory = opened.map_err(cannot("read the directory", path))?;
         directory.lock = Some(lock);
-        directory.reserve_fds();
         Ok(directory)
     }
 
@@ -125,7 +116,6 @@ impl Directory {
             syncs: None,
             reads: None,
             unlinked: Vec::new(),
-            reserved_fds: Vec::new(),
             sync_times: Histogram::default(),
             synced: None,
             lock: None,
@@ -149,12 +139,8 @@ impl Directory {
         self.home.path.join(format!("binlog.{number}"))
     }
 
-    /// Opens a file with a reserved descriptor.
-    fn open(&mut self, number: FileNumber, options: &OpenOptions) -> io::Result<File> {
-        self.reserved_fds.pop();
-        let file = options.open(self.path_of(number));
-        self.reserve_fds();
-        file.map_err(|error| match error.raw_os_error() {
+    fn open(&self, number: FileNumber, options: &OpenOptions) -> io::Result<File> {
+        options.open(self.path_of(number)).map_err(|error| match error.raw_os_error() {
             // This may pass, unlike an error of the disk.
             Some(libc::EMFILE | libc::ENFILE) => io::Error::new(ErrorKind::StorageFull, error),
             _ => error,
@@ -170,18 +156,7 @@ impl Directory {
         }
         self.unlinked.clear();
         self.syncs.iter().for_each(DiskThread::catch_up);
-        self.reserve_fds();
         allocate(self.file(number, true)?, from, to)
-    }
-
-    fn reserve_fds(&mut self) {
-        let read = self.files.iter().filter(|it| !it.is_written).count();
-        let for_reads = if self.reads.is_some() { MAX_READ - read } else { 0 };
-        let for_syncs = if self.syncs.is_some() { MAX_SYNCING } else { 0 };
-        let wanted = RESERVED_FDS + for_reads + for_syncs;
-        let wanted = if self.lock.is_some() { wanted } else { 0 };
-        let missing = wanted.saturating_sub(self.reserved_fds.len());
-        self.reserved_fds.extend(files::spare_descriptors().take(missing));
     }
 
     /// Starts a thread for [`Disk::begin_sync`], and one for [`Disk::begin_read`] if it `reads_back` bodies. They
@@ -192,7 +167,6 @@ impl Directory {
         let reads = reads_back.then(|| DiskThread::start("reads", Arc::clone(&waker), false));
         self.syncs = Some(DiskThread::start("syncs", Arc::clone(&waker), true)?);
         self.reads = reads.transpose()?;
-        self.reserve_fds();
         Ok(())
     }
 
@@ -215,35 +189,16 @@ impl Directory {
         Ok(&self.files.last().expect("it was just added, or found").file)
     }
 
-    /// Makes sure that one more file can be open for reading. Reads that wait keep their files open: if
-    /// clients have all other descriptors, those that are reserved for writing are not used.
+    /// Makes sure that one more file can be open for reading. Reads that wait keep their files open.
     fn make_room_for_read(&mut self) -> io::Result<()> {
         let most = if self.reads.is_some() { MAX_READ } else { 1 };
-        loop {
-            self.reserve_fds();
-            let read = self.files.iter().filter(|it| !it.is_written).count();
-            let has_spare = self.reserved_fds.len() > RESERVED_FDS + MAX_SYNCING;
-            if read < most && (has_spare || self.reads.is_none()) {
-                return Ok(());
-            }
+        if self.files.iter().filter(|it| !it.is_written).count() == most {
             let is_idle = |it: &OpenFile| !it.is_written && Arc::strong_count(&it.file) == 1;
             let idle = self.files.iter().position(is_idle);
             let too_many = || io::Error::new(ErrorKind::StorageFull, "too many open files");
             self.files.remove(idle.ok_or_else(too_many)?);
         }
-    }
-
-    /// Lets the thread that reads do something with a file.
-    fn ask(
-        &self,
-        file: io::Result<Arc<File>>,
-        read: impl FnOnce(&File) -> Option<io::Result<Vec<u8>>> + Send + 'static,
-    ) {
-        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
-        reads.ask(move || match file {
-            Ok(file) => (read(&file), Some(file)),
-            Err(error) => (Some(Err(error)), None),
-        });
+        Ok(())
     }
 }
 
@@ -292,28 +247,20 @@ impl Disk for Directory {
 
     fn begin_read(&mut self, read: RecordRead) {
         let file = self.file(read.file, false).cloned();
-        self.ask(file, move |file| Some(read_record(file, read)));
+        let reads = self.reads.as_ref().expect("the thread is started before bodies are read back");
+        reads.ask(move || read_record(&*file?, read));
     }
 
     fn finished_read(&mut self) -> Option<io::Result<Vec<u8>>> {
-        loop {
-            let (record, file) = self.reads.as_ref()?.finished(false)?;
-            drop(file);
-            self.reserve_fds();
-            if record.is_some() {
-                return record;
-            }
-        }
+        self.reads.as_ref()?.finished(false)
     }
 
     fn will_read(&mut self, RecordRead { file, offset, len, .. }: RecordRead) {
         if self.reads.as_ref().is_some_and(|reads| reads.waiting() < MAX_QUEUED)
             && let Ok(file) = self.file(file, false).cloned()
+            && let Some(reads) = &self.reads
         {
-            self.ask(Ok(file), move |file| {
-                files::begin_reading_in(file, offset.into(), len.into());
-                None
-            });
+            reads.run(move || files::begin_reading_in(&file, offset.into(), len.into()));
         }
     }
 
@@ -354,12 +301,10 @@ impl Disk for Directory {
     }
 
     fn finished_sync(&mut self, must_wait: bool) -> Option<Result<(), BinlogError>> {
-        let FinishedSync { result, took, files } = match self.synced.take() {
+        let FinishedSync { result, took } = match self.synced.take() {
             Some(finished) => finished,
             None => self.syncs.as_ref()?.finished(must_wait)?,
         };
-        drop(files);
-        self.reserve_fds();
         self.sync_times.count(took);
         Some(result)
     }
@@ -382,7 +327,6 @@ impl Disk for Directory {
 
     fn close(&mut self, number: FileNumber) {
         self.files.retain(|it| it.number != number);
-        self.reserve_fds();
     }
 
     fn remove(&mut self, number: FileNumber) -> io::Result<()> {
@@ -427,7 +371,6 @@ impl Disk for Directory {
             }
             // If truncating has failed, closing the descriptor frees the space.
             self.unlinked.remove(0);
-            self.reserve_fds();
         }
         false
     }
@@ -611,73 +554,23 @@ mod tests {
         assert!(directory.list().unwrap().is_empty());
     }
 
-    #[test]
-    fn reads_leave_the_descriptors_that_are_reserved_for_writing() {
-        let (_home, mut directory) = with_threads(100);
-        let numbers = 1..=100;
-        // Each read waits, and keeps its file open.
-        let waiting: Vec<Arc<File>> = numbers
-            .clone()
-            .map_while(|number| directory.file(number, false).ok().cloned())
-            .collect();
-        assert_eq!(waiting.len(), MAX_READ);
-        // No descriptor is left for what is closed from now on.
-        let lock = directory.lock.take();
-        assert!(numbers.skip(MAX_READ).all(|number| directory.file(number, false).is_err()));
-        assert!(directory.reserved_fds.len() > RESERVED_FDS, "those for writing were used");
-        for number in 1..=4 {
-            directory.write(number, 0, b"x").unwrap();
-        }
-        directory.lock = lock;
-        drop(waiting);
-        assert!(directory.file(50, false).is_ok());
-    }
-
     /// Only files that no read uses are closed for it.
     #[test]
-    fn a_read_closes_files_that_no_other_one_uses_before_it_is_refused() {
-        let (_home, mut directory) = with_threads(4);
-        let waiting = [1, 2].map(|number| directory.file(number, false).unwrap().clone());
-        directory.file(3, false).unwrap();
-        // No other descriptor can be reserved.
-        directory.lock = None;
-        directory.reserved_fds.truncate(RESERVED_FDS + MAX_SYNCING);
-        let refused = directory.file(4, false).map(drop);
-        let open: Vec<FileNumber> = directory.files.iter().map(|it| it.number).collect();
-        assert_eq!(
-            (refused.map_err(|error| error.kind()), open),
-            (Err(ErrorKind::StorageFull), vec![1, 2])
-        );
+    fn a_read_closes_a_file_that_no_other_one_uses_or_is_refused() {
+        let most = FileNumber::try_from(MAX_READ).unwrap();
+        let (_home, mut directory) = with_threads(most + 2);
+        // Each read waits, and keeps its file open.
+        let open = |directory: &mut Directory, number| directory.file(number, false).cloned();
+        let mut waiting: Vec<Arc<File>> =
+            (1..most).map(|number| open(&mut directory, number).unwrap()).collect();
+        directory.file(most, false).unwrap();
+        waiting.push(open(&mut directory, most + 1).unwrap());
+        assert!(directory.files.iter().all(|it| it.number != most), "the idle one is open");
+        let refused = open(&mut directory, most + 2).map_err(|error| error.kind());
+        assert_eq!(refused.map(drop), Err(ErrorKind::StorageFull));
+        directory.write(most, 0, b"x").unwrap();
         drop(waiting);
-    }
-
-    #[test]
-    fn the_loop_closes_what_was_read_and_keeps_the_descriptor() {
-        let (_home, mut directory) = with_threads(1);
-        for record in [None, Some(Ok(vec![7]))] {
-            let file = directory.file(1, false).unwrap().clone();
-            let weak = Arc::downgrade(&file);
-            directory.ask(Ok(file), |_| record);
-            directory.close(1);
-            directory.reads.as_ref().unwrap().catch_up();
-            assert!(weak.upgrade().is_some(), "the thread has closed it");
-            directory.finished_read();
-            assert!(weak.upgrade().is_none(), "it stays open");
-        }
-    }
-
-    #[test]
-    fn a_dropped_directory_has_no_open_files() {
-        let (home, mut directory) = with_threads(0);
-        for number in 1..=4 {
-            directory.create(number, 16 << 20).unwrap();
-            directory.remove(number).unwrap();
-        }
-        drop(directory);
-        let open = fs::read_dir("/proc/self/fd").unwrap();
-        let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-        let left: Vec<PathBuf> = targets.filter(|path| path.starts_with(home.path())).collect();
-        assert!(left.is_empty(), "{left:?}");
+        assert!(open(&mut directory, most + 2).is_ok());
     }
 
     #[test]

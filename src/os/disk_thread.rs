@@ -41,8 +41,6 @@ type Task = Box<dyn FnOnce() + Send>;
 pub struct FinishedSync {
     pub result: Result<(), BinlogError>,
     pub took: Nanos,
-    /// The files that were synced. The loop closes them, so that no client takes the descriptors.
-    pub files: Vec<Arc<File>>,
 }
 
 /// Files to be synced. Those that cannot be opened are errors of the sync.
@@ -135,18 +133,13 @@ impl FinishedSync {
         let begun_at = monotonic();
         let names = home.map_or(Ok(()), Home::sync);
         let names = names.map_err(|error| BinlogError::of_sync(None, error));
-        let mut synced = Vec::new();
         let result = names.and_then(|()| {
             files.into_iter().try_for_each(|(number, file)| {
-                let done = file.and_then(|file| {
-                    let done = file.sync_data();
-                    synced.push(file);
-                    done
-                });
+                let done = file.and_then(|file| file.sync_data());
                 done.map_err(|error| BinlogError::of_sync(Some(number), error))
             })
         });
-        FinishedSync { result, took: monotonic().since(begun_at), files: synced }
+        FinishedSync { result, took: monotonic().since(begun_at) }
     }
 }
 

@@ -7,7 +7,6 @@
 
 use super::acceptor::Acceptor;
 use super::poller::FIRST_OTHER;
-use super::sys::files;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 use crate::engine::time::Nanos;
 use log::trace;
@@ -17,17 +16,17 @@ use mio::{Interest, Registry, Token};
 use socket2::Socket;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 /// Listening sockets and HTTP connections.
 pub struct MetricsServer {
     registry: Registry,
     acceptor: Acceptor,
-    /// Descriptors that are closed when a connection is accepted. So health checks are answered even
-    /// if clients have all other descriptors.
-    reserved_fds: Vec<OwnedFd>,
     /// With their tokens, the oldest first.
     conns: Vec<(Token, HttpConn<Socket>)>,
+    /// At most this many. Others wait in the kernel until one ends, times out or is evicted. A connection without a
+    /// complete request is evicted at once, so its request must arrive before this many others connect.
+    max_conns: usize,
     /// The token of the last connection that was accepted.
     last_token: usize,
     /// The connection for which the last slice of an answer was made.
@@ -36,32 +35,29 @@ pub struct MetricsServer {
     due: Nanos,
 }
 
-/// Other connections wait in the kernel until one ends, times out or is evicted. A connection without
-/// a complete request is evicted at once, so its request must arrive before this many others connect.
-const MAX_CONNS: usize = 64;
 /// At most this many connections are accepted in one iteration, so that a stream of them does not
 /// delay clients.
 const ACCEPTS_PER_ITERATION: usize = 32;
-/// This many connections find a descriptor even if clients have all others.
-const RESERVED_FDS: usize = 4;
 /// The tokens of listeners count down from here.
 const FIRST_LISTENER: usize = FIRST_OTHER + usize::MAX / 4;
 
 impl MetricsServer {
     /// Serves these listeners.
-    pub fn new(listeners: Vec<Socket>, registry: &Registry) -> io::Result<MetricsServer> {
+    pub fn new(
+        listeners: Vec<Socket>,
+        max_conns: usize,
+        registry: &Registry,
+    ) -> io::Result<MetricsServer> {
         let what = "metrics connections";
-        let mut metrics_server = MetricsServer {
+        Ok(MetricsServer {
             registry: registry.try_clone()?,
             acceptor: Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?,
-            reserved_fds: Vec::new(),
-            conns: Vec::with_capacity(MAX_CONNS),
+            conns: Vec::new(),
+            max_conns,
             last_token: FIRST_OTHER,
             last_slice: Token(FIRST_OTHER),
             due: Nanos::ZERO,
-        };
-        metrics_server.reserve_fds();
-        Ok(metrics_server)
+        })
     }
 
     /// Notes an event. Returns `false` if it is not one of these sockets.
@@ -85,7 +81,6 @@ impl MetricsServer {
         self.accept(state, now);
         self.serve(|(_, conn)| conn.serve(state, now));
         self.make_slice(state, now);
-        self.reserve_fds();
         self.due = self.due_after_turn().min(next);
     }
 
@@ -115,17 +110,11 @@ impl MetricsServer {
         }
     }
 
-    /// Takes descriptors until there are [`RESERVED_FDS`], counting those of connections.
-    fn reserve_fds(&mut self) {
-        let missing = RESERVED_FDS.saturating_sub(self.reserved_fds.len() + self.conns.len());
-        self.reserved_fds.extend(files::spare_descriptors().take(missing));
-    }
-
     // ---- Accepting ----
 
     /// Returns from when on one more connection can be accepted: at once, or when one may be evicted.
     fn has_room_at(&self) -> Nanos {
-        let oldest = self.oldest().filter(|_| self.conns.len() == MAX_CONNS);
+        let oldest = self.oldest().filter(|_| self.conns.len() == self.max_conns);
         oldest.map_or(Nanos::ZERO, |(_, evictable_at)| evictable_at)
     }
 
@@ -152,12 +141,9 @@ impl MetricsServer {
             if self.acceptor.next_due().max(self.has_room_at()) > now {
                 return;
             }
-            self.reserved_fds.pop();
             match self.acceptor.accept(self.conns.len(), now) {
                 Ok(Some((stream, _))) => self.connect(stream, state, now),
                 Ok(None) => {}
-                // The connection that is evicted has a descriptor too.
-                Err(_) if self.evict(now) => {}
                 Err(error) => self.acceptor.back_off(&error, self.conns.len(), now),
             }
         }
@@ -166,7 +152,7 @@ impl MetricsServer {
     /// Adds a connection. Its request is read at once, so that a connection without a request cannot
     /// evict it.
     fn connect(&mut self, stream: Socket, state: ServerState<'_>, now: Nanos) {
-        if self.conns.len() == MAX_CONNS && !self.evict(now) {
+        if self.conns.len() == self.max_conns && !self.evict(now) {
             return;
         }
         self.last_token += 1;

@@ -867,7 +867,7 @@ impl HttpSockets {
         listeners.extend(open(Address::Tcp { host, port: Port::Number(0) }));
         let port = listen::name_of(&listeners[1]).parse().expect("it is an address");
         let poll = mio::Poll::new().expect("it can poll");
-        let server = MetricsServer::new(listeners, poll.registry()).expect("it can poll");
+        let server = MetricsServer::new(listeners, 64, poll.registry()).expect("it can poll");
         (HttpSockets { poll, server }, port)
     }
 

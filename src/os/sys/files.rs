@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZero;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 /// Locks the whole file for as long as this process has it open. Returns `false` if another process
 /// holds the lock. C beanstalkd takes the same lock, so the two exclude each other.
@@ -67,19 +67,18 @@ pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// Returns descriptors to be kept in reserve, until none is left: copies of standard error.
-pub fn spare_descriptors() -> impl Iterator<Item = OwnedFd> {
-    std::iter::from_fn(|| io::stderr().as_fd().try_clone_to_owned().ok())
+/// Returns how many descriptors this process has open, if they have the lowest numbers.
+pub fn open_descriptors() -> io::Result<usize> {
+    let lowest_free = io::stderr().as_fd().try_clone_to_owned()?.as_raw_fd();
+    usize::try_from(lowest_free).map_err(io::Error::other)
 }
 
-/// Raises the soft limit of open files to the hard limit, and returns it.
-pub fn raise_file_limit() -> io::Result<u64> {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, ..limit };
-        rustix::process::setrlimit(Resource::Nofile, raised)?;
-    }
-    Ok(limit.maximum.unwrap_or(u64::MAX))
+/// Raises the soft limit of open files to the hard limit, which only a sandbox forbids. Returns the limit.
+pub fn raise_file_limit() -> usize {
+    let limit = || rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit().maximum, maximum: limit().maximum };
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+    limit().current.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX)
 }
 
 /// Sets both limits of open files. That needs privileges, and the kernel has a maximum.
