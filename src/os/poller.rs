@@ -7,7 +7,7 @@
 use super::failure::{EXIT_SYSTEM, Failure};
 use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
-use super::sys::clock::{Alarm, Clock};
+use super::sys::clock::Clock;
 use super::sys::signals::{Signal, Signals, Stop};
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::time::Nanos;
@@ -24,7 +24,6 @@ pub struct Poller {
     poll: Poll,
     events: Events,
     pub clock: Clock,
-    alarm: Alarm,
     signals: Signals,
     pub notifier: Notifier,
     pub metrics: Option<MetricsServer>,
@@ -38,31 +37,27 @@ pub struct Poller {
 
 /// The clock is read again before a shorter wait. A longer one may count from the last reading.
 const SHORT_WAIT: Nanos = Nanos::from_millis(5);
-/// For waits longer than this the alarm is set, which counts the time in which the machine is
-/// suspended. The timeout of a poll does not, so a suspend delays a shorter wait by at most this.
-const LONG_WAIT: Nanos = Nanos::from_secs(1);
+/// The longest wait while something is due. The timeout of a poll does not count the time in which the machine is
+/// suspended, so a suspend delays what is due by at most this.
+const LONGEST_WAIT: Nanos = Nanos::from_secs(10);
 
 /// The tokens below are keys of clients, which are the most frequent.
 pub const FIRST_OTHER: usize = usize::MAX / 2;
 const SIGNALS: Token = Token(usize::MAX);
-const ALARM: Token = Token(usize::MAX - 1);
-const WAKER: Token = Token(usize::MAX - 2);
+const WAKER: Token = Token(usize::MAX - 1);
 /// The first of the tokens that count down, for the listeners of clients.
-pub const FIRST_LISTENER: usize = usize::MAX - 3;
+pub const FIRST_LISTENER: usize = usize::MAX - 2;
 
 impl Poller {
     /// Starts the clock. At most `capacity` events are taken at once.
     pub fn new(signals: Signals, capacity: usize) -> io::Result<Poller> {
-        let (poll, alarm, clock) = (Poll::new()?, Alarm::new()?, Clock::start());
-        for (descriptor, token) in [(signals.as_fd(), SIGNALS), (alarm.as_fd(), ALARM)] {
-            let mut source = SourceFd(&descriptor.as_raw_fd());
-            poll.registry().register(&mut source, token, Interest::READABLE)?;
-        }
+        let (poll, clock) = (Poll::new()?, Clock::start());
+        let mut source = SourceFd(&signals.as_fd().as_raw_fd());
+        poll.registry().register(&mut source, SIGNALS, Interest::READABLE)?;
         Ok(Poller {
             poll,
             events: Events::with_capacity(capacity),
             clock,
-            alarm,
             signals,
             notifier: Notifier::from_environment(),
             metrics: None,
@@ -93,7 +88,7 @@ impl Poller {
         metrics.min(self.notifier.next_due())
     }
 
-    /// Returns the timeout with which a wait ends at `due`, and may set the alarm.
+    /// Returns the timeout with which a wait ends at `due`, or earlier.
     pub fn timeout(&mut self, due: Nanos) -> Option<Duration> {
         if due == Nanos::NEVER {
             return None;
@@ -101,11 +96,7 @@ impl Poller {
         // The poll rounds up to milliseconds, so only a short wait needs the exact time.
         let is_short = due > self.now && due.since(self.now) < SHORT_WAIT;
         let now = if is_short { self.read_clock() } else { self.now };
-        let span = due.since(now);
-        if span > LONG_WAIT && self.alarm.set(self.clock.to_monotonic(due)) {
-            return None;
-        }
-        Some(Duration::from_nanos(span.as_nanos()))
+        Some(Duration::from_nanos(due.since(now).min(LONGEST_WAIT).as_nanos()))
     }
 
     /// Waits for events, and reads the clock. `note` gets the events that are not known here.
@@ -139,7 +130,6 @@ impl Poller {
                         }
                     }
                 }
-                ALARM => self.alarm.on_readable(),
                 WAKER => {}
                 _ => {
                     let metrics = self.metrics.as_mut();

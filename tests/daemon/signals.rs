@@ -1,13 +1,12 @@
-//! Signals, the first process of a container, and the timer of the kernel.
+//! Signals, and the first process of a container.
 
 use crate::harness::client::Client;
 use crate::harness::process::{BEANSTALKD, Daemon, ON_LOOPBACK, command, path_text, script};
 use crate::harness::{cannot_test, skip, wait_until};
 use crate::{PUT, binlog_with_one_job, serve, stat};
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{read_dir, read_to_string};
+use std::fs::read_to_string;
 use std::net::TcpListener;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 #[test]
@@ -120,44 +119,4 @@ fn the_first_process_of_a_container_reaps_orphans() {
     wait_until("one child is left", || children(server).len() == 1);
     send_signal(children(server)[0], Signal::KILL);
     wait_until("no child is left", || children(server).is_empty());
-}
-
-/// Returns the seconds that the timer of CLOCK_BOOTTIME has left.
-fn timer_of(daemon: &Daemon) -> Option<u32> {
-    read_dir(format!("/proc/{}/fdinfo", daemon.id())).unwrap().find_map(|entry| {
-        let info = read_to_string(entry.unwrap().path()).ok()?;
-        // CLOCK_BOOTTIME is 7.
-        let is_boottime = info.contains("clockid: 7\n");
-        let (_, left) = is_boottime.then(|| info.split_once("it_value: ("))??;
-        left.split_once(',')?.0.parse().ok()
-    })
-}
-
-/// No test can suspend the machine, so this one reads the timer of CLOCK_BOOTTIME from `/proc`.
-#[test]
-fn timers_use_the_clock_that_runs_during_a_suspend() {
-    let (daemon, mut client) = serve(&[]);
-    let timer = || timer_of(&daemon);
-    client.expect_service();
-    assert_eq!(timer(), Some(0), "nothing is due");
-    let mut delay = |id: u32, delay_s: u32| {
-        client.expect(format!("put 0 {delay_s} 9 1\r\na\r\n"), &format!("INSERTED {id}"));
-    };
-    let wait_for_timer = |left: Range<u32>| {
-        wait_until("the timer is set", || timer().is_some_and(|it| left.contains(&it)));
-    };
-    delay(1, 1000);
-    wait_for_timer(900..1000);
-    delay(2, 500);
-    wait_for_timer(400..500);
-    // Once it has gone off, it is set again.
-    delay(3, 2);
-    client.expect("watch a\r\n", "WATCHING 2");
-    client.expect("reserve\r\n", "RESERVED 3 1");
-    client.expect("delete 3\r\n", "DELETED");
-    wait_for_timer(400..500);
-    // Rates are measured although no page is asked for.
-    drop(daemon);
-    let (daemon, _client) = serve(&["--metrics", "127.0.0.1:0"]);
-    wait_until("a measurement is due", || timer_of(&daemon).is_some_and(|it| (1..5).contains(&it)));
 }

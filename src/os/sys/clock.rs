@@ -1,14 +1,7 @@
-//! Clocks, and an alarm that counts the time in which the machine is suspended.
+//! Clocks.
 
 use crate::engine::time::Nanos;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
-use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 /// A clock that shows the time of day at the start plus the time that has passed since. Its times
 /// compare across restarts, and setting the system's clock does not change it.
@@ -27,55 +20,6 @@ impl Clock {
     /// Returns the current time, which never decreases.
     pub fn now(&self) -> Nanos {
         self.ahead + monotonic()
-    }
-
-    /// Converts a time of this clock to one of [`monotonic`].
-    pub fn to_monotonic(self, moment: Nanos) -> Nanos {
-        moment.since(self.ahead)
-    }
-}
-
-/// A descriptor that becomes readable at a given time. It counts the time in which the machine is
-/// suspended, unlike the timeout of a poll.
-pub struct Alarm {
-    timer: OwnedFd,
-    /// The time of [`monotonic`] at which it becomes readable.
-    set_to: Nanos,
-}
-
-impl Alarm {
-    /// Creates an alarm that is not set.
-    pub fn new() -> io::Result<Alarm> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
-        Ok(Alarm { timer, set_to: Nanos::NEVER })
-    }
-
-    /// Sets the alarm to a time of [`monotonic`], unless it is already set to an earlier one: most
-    /// calls need no system call. Returns whether it is set.
-    pub fn set(&mut self, moment: Nanos) -> bool {
-        if moment >= self.set_to {
-            return true;
-        }
-        let at = Duration::from_nanos(moment.as_nanos());
-        let at = Timespec::try_from(at).expect("2^64 ns are few seconds");
-        let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
-        let is_set = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once).is_ok();
-        if is_set {
-            self.set_to = moment;
-        }
-        is_set
-    }
-
-    /// The descriptor has become readable: the alarm is not set any more.
-    pub fn on_readable(&mut self) {
-        self.set_to = Nanos::NEVER;
-    }
-}
-
-impl AsFd for Alarm {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.timer.as_fd()
     }
 }
 

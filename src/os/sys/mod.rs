@@ -3,7 +3,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | [`clock`] | the clock of the process, the time of day, an alarm |
+//! | [`clock`] | the clock of the process, the time of day |
 //! | [`files`] | locks, disk space, modes, the limit of open files |
 //! | [`machine`] | names, processor time, and the calls of the first process of a machine |
 //! | [`memory`] | the allocator, with a reserve for when the system has no memory |
