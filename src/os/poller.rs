@@ -8,7 +8,7 @@ use super::failure::{EXIT_SYSTEM, Failure};
 use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
 use super::sys::clock::Clock;
-use super::sys::signals::{Signal, Signals, Stop};
+use super::sys::signals::{Signals, Stop};
 use crate::engine::monitor::http_conn::ServerState;
 use crate::engine::time::Nanos;
 use log::{info, warn};
@@ -117,16 +117,17 @@ impl Poller {
                 SIGNALS => {
                     while let Some(signal) = self.signals.next() {
                         match signal {
-                            Signal::Drain => {
+                            libc::SIGUSR1 => {
                                 warn!("SIGUSR1: draining: puts are rejected from now on");
                                 self.is_draining = true;
                             }
-                            Signal::StopDraining => {
+                            libc::SIGUSR2 => {
                                 warn!("SIGUSR2: not draining: puts are accepted from now on");
                                 self.is_draining = false;
                             }
-                            Signal::Reopen => info!("SIGHUP: ignored: there is no file to reopen"),
-                            Signal::Stop(stop) => self.stop = Some(stop),
+                            libc::SIGHUP => info!("SIGHUP: ignored: there is no file to reopen"),
+                            libc::SIGINT => self.stop = Some(Stop::Interrupt),
+                            _ => self.stop = Some(Stop::Terminate),
                         }
                     }
                 }

@@ -5,18 +5,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The meaning of a signal.
-pub enum Signal {
-    /// Stop the server.
-    Stop(Stop),
-    /// SIGUSR1: reject puts from now on.
-    Drain,
-    /// SIGUSR2: accept puts again.
-    StopDraining,
-    /// SIGHUP: reopen files, as some servers do.
-    Reopen,
-}
-
 /// The signals that stop the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -26,14 +14,9 @@ pub enum Stop {
     Interrupt,
 }
 
-/// The signals that the server handles, by their numbers.
-const SIGNALS: [(libc::c_int, Signal); 5] = [
-    (libc::SIGTERM, Signal::Stop(Stop::Terminate)),
-    (libc::SIGINT, Signal::Stop(Stop::Interrupt)),
-    (libc::SIGUSR1, Signal::Drain),
-    (libc::SIGUSR2, Signal::StopDraining),
-    (libc::SIGHUP, Signal::Reopen),
-];
+/// The signals that the server handles.
+const SIGNALS: [libc::c_int; 5] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGHUP];
 
 /// The exit status of a tool that SIGINT has ended before it has changed anything.
 const INTERRUPTED: libc::c_int = 1;
@@ -51,7 +34,7 @@ impl Signals {
         // signals, ignoring one runs no code, and -1 means a new descriptor.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
-            for (number, _) in SIGNALS {
+            for number in SIGNALS {
                 if number != libc::SIGINT || !is_ignored(number) {
                     libc::sigaddset(set.as_mut_ptr(), number);
                 }
@@ -66,14 +49,12 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Returns the next signal that has arrived.
-    pub fn next(&self) -> Option<Signal> {
+    /// Returns the number of the next signal that has arrived.
+    pub fn next(&self) -> Option<libc::c_int> {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];
         let len = rustix::io::read(&self.0, &mut info).ok()?;
         // The number of the signal is the first field.
-        let number = u32::from_ne_bytes(*info[..len].first_chunk()?);
-        let is_it = |&(own, _): &(libc::c_int, Signal)| u32::try_from(own) == Ok(number);
-        SIGNALS.into_iter().find(is_it).map(|(_, signal)| signal)
+        Some(libc::c_int::from_ne_bytes(*info[..len].first_chunk()?))
     }
 }
 
