@@ -163,9 +163,8 @@ impl Directory {
     /// wake the event loop when a sync or read has ended.
     pub fn start_threads(&mut self, waker: Waker, reads_back: bool) -> io::Result<()> {
         let waker = Arc::new(waker);
-        // A read may take any time.
-        let reads = reads_back.then(|| DiskThread::start("reads", Arc::clone(&waker), false));
-        self.syncs = Some(DiskThread::start("syncs", Arc::clone(&waker), true)?);
+        let reads = reads_back.then(|| DiskThread::start("reads", Arc::clone(&waker)));
+        self.syncs = Some(DiskThread::start("syncs", waker)?);
         self.reads = reads.transpose()?;
         Ok(())
     }

@@ -16,13 +16,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Once};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-/// A thread that waits for the disk. When this value is dropped, the thread ends after the task that it is
-/// carrying out, and closes all files.
+/// A thread that waits for the disk. When this value is dropped, the thread ends after its tasks.
 pub struct DiskThread<T> {
     tasks: Sender<Task>,
     results: (Sender<T>, Receiver<T>),
@@ -30,9 +29,6 @@ pub struct DiskThread<T> {
     waker: Arc<Waker>,
     /// The number of tasks that have not ended.
     waiting: Arc<AtomicUsize>,
-    must_end: Arc<AtomicBool>,
-    /// `None` if its end is not waited for.
-    handle: Option<JoinHandle<()>>,
 }
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -53,21 +49,12 @@ pub struct Home {
 }
 
 impl<T: Send + 'static> DiskThread<T> {
-    /// Starts the thread, with this name. When it is dropped, its task is waited for if `is_awaited`.
-    pub fn start(name: &str, waker: Arc<Waker>, is_awaited: bool) -> io::Result<DiskThread<T>> {
+    /// Starts the thread, with this name.
+    pub fn start(name: &str, waker: Arc<Waker>) -> io::Result<DiskThread<T>> {
         let (tasks, to_do) = channel::<Task>();
-        let must_end = Arc::<AtomicBool>::default();
-        let is_over = Arc::clone(&must_end);
-        let handle = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            while let Ok(task) = to_do.recv()
-                && !is_over.load(Ordering::Relaxed)
-            {
-                task();
-            }
-        })?;
-        let handle = is_awaited.then_some(handle);
-        let waiting = Arc::default();
-        Ok(DiskThread { tasks, results: channel(), waker, waiting, must_end, handle })
+        let run = move || to_do.into_iter().for_each(|task| task());
+        thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        Ok(DiskThread { tasks, results: channel(), waker, waiting: Arc::default() })
     }
 
     /// Queues a task. [`DiskThread::finished`] returns its result.
@@ -106,17 +93,6 @@ impl<T: Send + 'static> DiskThread<T> {
         let (done, is_done) = channel();
         self.run(move || drop(done));
         let _: Result<(), _> = is_done.recv();
-    }
-}
-
-impl<T> Drop for DiskThread<T> {
-    fn drop(&mut self) {
-        self.must_end.store(true, Ordering::Relaxed);
-        let _ = self.tasks.send(Box::new(|| {}));
-        if let Some(handle) = self.handle.take() {
-            // A panic of the thread has been printed.
-            let _ = handle.join();
-        }
     }
 }
 
