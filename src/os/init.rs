@@ -124,8 +124,6 @@ impl Machine {
 
     /// Shuts the machine down.
     pub fn end(self, end: RebootCommand) -> ! {
-        let (own_kib, free_kib) = machine::memory_kib();
-        info!("the server had up to {own_kib} KiB of memory, {free_kib} KiB are free");
         if let Some(disk) = &self.mounted
             && let Err(error) = mount::unmount(&disk.directory, UnmountFlags::empty())
         {
@@ -226,17 +224,11 @@ impl Network {
             [word] if word.parse::<Ipv4Addr>().is_err() => field(0),
             _ => field(6),
         };
-        match autoconf {
-            None | Some("off" | "none") => {}
-            Some("dhcp" | "bootp" | "rarp" | "both" | "any" | "on") => {
-                return Err("DHCP and BOOTP are not supported: give an address, as in \
-                     ip=192.0.2.10::192.0.2.1:255.255.255.0"
-                    .to_owned());
-            }
-            Some(other) if fields.len() == 1 => {
-                return Err(format!("{other}: not an IPv4 address"));
-            }
-            Some(other) => return Err(format!("{other}: unknown")),
+        if let Some(other) = autoconf.filter(|word| !["off", "none"].contains(word)) {
+            return Err(format!(
+                "{other}: not an IPv4 address, and no DHCP or BOOTP is supported; give an address, as in \
+                 ip=192.0.2.10::192.0.2.1:255.255.255.0"
+            ));
         }
         if field(2).is_none() && (field(0).is_none() || field(0) == autoconf) {
             return Ok(None);
@@ -373,7 +365,7 @@ mod tests {
             ("192.0.2.10::gw", "gw: not an IPv4 address of a gateway"),
             ("192.0.2.10:::24", "24: not an IPv4 netmask"),
             ("192.0.2.10:::255.0.255.0", "255.0.255.0: not an IPv4 netmask"),
-            ("192.0.2.10::::::auto", "auto: unknown"),
+            ("192.0.2.10::::::auto", "auto: not an IPv4 address"),
             ("::192.0.2.1", "no address"),
             ("192.0.2.10::::::off::::", "too many fields"),
             ("[2001:db8::1]::[2001:db8::ff]:64::eth0:off", "too many fields"),

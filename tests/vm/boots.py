@@ -121,10 +121,9 @@ def serves(directory):
         machine.monitor("system_powerdown")
         log = machine.wait_for_end()
     assert "stopped: Terminate" in log
-    own, free = re.search(r"up to (\d+) KiB of memory, (\d+) KiB are free", log).groups()
     print(f"serves: {took:.2f} s from power on to the first reply ({ACCELERATOR})")
     print(f"serves: {held} jobs of 60,000 bytes until OUT_OF_MEMORY in a machine of {MEMORY_MIB} MiB")
-    print(f"serves: then the server had {own} KiB, {free} KiB were free; off by the power button")
+    print("serves: off by the power button")
 
 
 def fill(client):

@@ -30,22 +30,17 @@ pub fn instance_id() -> String {
 
 /// Returns the processor time of this process.
 pub fn processor_time() -> ProcessorTime {
-    let usage = usage();
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
     let micros = |time: libc::timeval| {
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         seconds * 1_000_000 + u64::try_from(time.tv_usec).unwrap_or(0)
     };
     ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
-}
-
-/// Returns the resource usage of this process.
-fn usage() -> libc::rusage {
-    let mut usage = MaybeUninit::zeroed();
-    // SAFETY: the pointer is to a live `rusage`; all zeros is a valid one.
-    unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init()
-    }
 }
 
 /// Returns when a process was started, in ticks of the kernel since the machine was; `None` if it has ended,
@@ -80,13 +75,6 @@ pub fn shut_down(end: RebootCommand) -> ! {
     loop {
         std::thread::park();
     }
-}
-
-/// Returns the peak memory of this process and the free memory of the machine, in KiB.
-pub fn memory_kib() -> (u64, u64) {
-    let machine = rustix::system::sysinfo();
-    let free_bytes = machine.freeram * u64::from(machine.mem_unit);
-    (u64::try_from(usage().ru_maxrss).unwrap_or(0), free_bytes / 1024)
 }
 
 /// Loads a kernel module; the kernel unpacks it if `is_packed`. A module that is already loaded is no
@@ -169,13 +157,8 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
         gateway: libc::sockaddr,
         netmask: libc::sockaddr,
         flags: libc::c_ushort,
-        pad_of_flags: libc::c_short,
-        more_pads: [libc::c_ulong; 2],
-        metric: libc::c_short,
-        device: *mut libc::c_char,
-        mtu: libc::c_ulong,
-        window: libc::c_ulong,
-        round_trip: libc::c_ushort,
+        /// Pads, the metric, and what else may be zero.
+        others: [libc::c_ulong; 8],
     }
     // SAFETY: zeros are valid for all fields.
     let mut argument: Route = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -183,7 +166,7 @@ pub fn add_default_route(gateway: Ipv4Addr) -> io::Result<()> {
     argument.gateway = socket_address(gateway);
     argument.netmask = socket_address(Ipv4Addr::UNSPECIFIED);
     argument.flags = libc::RTF_UP | libc::RTF_GATEWAY;
-    // SAFETY: this request reads a route, whose device may be a null pointer.
+    // SAFETY: this request reads a route, which is no longer, and whose device may be a null pointer.
     unsafe { control(libc::SIOCADDRT, &mut argument) }
 }
 
