@@ -33,24 +33,22 @@ pub fn addresses(host: &str) -> io::Result<Vec<SocketAddr>> {
 }
 
 fn addresses_in_file(host: &str) -> io::Result<Vec<IpAddr>> {
-    const REMEDY: &str = "give an address instead";
-    let text = read(HOSTS).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
-    let found = addresses_in(&text, host);
-    if found.is_empty() {
-        let why = format!("a static binary reads {HOSTS} only, which has no such name; {REMEDY}");
-        return Err(io::Error::new(io::ErrorKind::NotFound, why));
-    }
-    Ok(found)
+    let found = read(HOSTS).map(|text| addresses_in(&text, host));
+    let none = "a static binary reads /etc/hosts only, which has no such name";
+    let found =
+        found.and_then(|found| if found.is_empty() { Err(missing(none)) } else { Ok(found) });
+    found.map_err(|error| io::Error::other(format!("{error}; give an address instead")))
 }
 
 /// Returns the TCP port of a service, from `/etc/services`, whatever the C library is.
 pub fn port(service: &str) -> io::Result<u16> {
-    const REMEDY: &str = "give a number instead";
-    let text = read(SERVICES).map_err(|error| io::Error::other(format!("{error}; {REMEDY}")))?;
-    port_in(&text, service).ok_or_else(|| {
-        let why = format!("{SERVICES} has no such TCP service; {REMEDY}");
-        io::Error::new(ErrorKind::NotFound, why)
-    })
+    let none = "/etc/services has no such TCP service";
+    let found = read(SERVICES).and_then(|text| port_in(&text, service).ok_or(missing(none)));
+    found.map_err(|error| io::Error::other(format!("{error}; give a number instead")))
+}
+
+fn missing(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::NotFound, why)
 }
 
 /// Returns the user that `text` names: `UID`, `UID:GID` or a name. Without a GID the group has the

@@ -31,26 +31,22 @@ pub fn find_by_name(name: &str) -> io::Result<Option<Identity>> {
     const LARGEST_ENTRY: usize = 1024 * 1024;
     let Ok(name) = CString::new(name) else { return Ok(None) };
     let mut entry = MaybeUninit::<libc::passwd>::zeroed();
-    let mut strings = vec![0; 4096];
-    loop {
-        let mut found = std::ptr::null_mut();
-        // SAFETY: all pointers are to live values, and the length is that of the buffer.
-        let error = unsafe {
-            let buffer = (strings.as_mut_ptr(), strings.len());
-            libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer.0, buffer.1, &raw mut found)
-        };
-        match error {
-            libc::ERANGE if strings.len() < LARGEST_ENTRY => strings.resize(strings.len() * 4, 0),
-            0 if found.is_null() => return Ok(None),
-            // Some C libraries return these for a missing name or a missing database.
-            libc::ENOENT | libc::ESRCH => return Ok(None),
-            0 => {
-                // SAFETY: the call has succeeded and `found` points to `entry`.
-                let entry = unsafe { entry.assume_init() };
-                return Ok(Identity::new(entry.pw_uid, entry.pw_gid));
-            }
-            error => return Err(io::Error::from_raw_os_error(error)),
+    let mut strings = vec![0; LARGEST_ENTRY];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to live values, and the length is that of the buffer.
+    let error = unsafe {
+        let buffer = strings.as_mut_ptr();
+        libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), buffer, LARGEST_ENTRY, &raw mut found)
+    };
+    match error {
+        0 if !found.is_null() => {
+            // SAFETY: the call has succeeded and `found` points to `entry`.
+            let entry = unsafe { entry.assume_init() };
+            Ok(Identity::new(entry.pw_uid, entry.pw_gid))
         }
+        // Some C libraries return these for a missing name or a missing database.
+        0 | libc::ENOENT | libc::ESRCH => Ok(None),
+        error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
