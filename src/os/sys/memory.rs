@@ -9,8 +9,8 @@
 //! allocations that cannot fail.
 //!
 //! [`has_headroom`] refills the reserve before it returns `false`. An attempt ends with the first
-//! piece that the system refuses. Attempts are made when 128 KiB have been freed since the last one,
-//! or 10 ms have passed, so that a flood of commands does not become a flood of system calls.
+//! piece that the system refuses. Attempts are made once in 10 ms, so that a flood of commands does not become a flood
+//! of system calls.
 //!
 //! A piece is a block of the system's allocator that is never written to. So it is address space from the kernel
 //! or, where the kernel refuses, free memory in the heap. Under a limit of address space (`ulimit -v`) a
@@ -67,10 +67,7 @@ pub fn resident_bytes() -> Option<u64> {
 const PIECES: usize = 32;
 /// Small enough to be found in a heap with many holes.
 const PIECE_BYTES: usize = 128 * 1024;
-const PIECE: Layout = match Layout::from_size_align(PIECE_BYTES, 16) {
-    Ok(layout) => layout,
-    Err(_) => panic!("16 is a power of two"),
-};
+const PIECE: Layout = Layout::new::<[u64; PIECE_BYTES / size_of::<u64>()]>();
 const REFILL_PAUSE_NANOS: u64 = 10_000_000;
 
 /// Returns the number of pieces in a part of the headroom.
@@ -85,9 +82,7 @@ struct MemoryReserve {
     held: AtomicUsize,
     /// The pieces, or null.
     pieces: [AtomicPtr<u8>; PIECES],
-    /// Bytes freed since the last attempt to refill.
-    freed: AtomicUsize,
-    /// The time of that attempt, in nanoseconds.
+    /// The time of the last attempt to refill, in nanoseconds.
     tried_at: AtomicU64,
 }
 
@@ -97,7 +92,6 @@ impl MemoryReserve {
             is_kept: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             pieces: [const { AtomicPtr::new(ptr::null_mut()) }; PIECES],
-            freed: AtomicUsize::new(0),
             tried_at: AtomicU64::new(0),
         }
     }
@@ -151,24 +145,17 @@ impl MemoryReserve {
         ptr::null_mut()
     }
 
-    fn note_freed(&self, bytes: usize) {
-        if self.held() < PIECES {
-            self.freed.fetch_add(bytes, Relaxed);
-        }
-    }
-
     // ---- Pieces ----
 
     fn refill_if_due(&self) {
-        let passed = || monotonic().as_nanos().saturating_sub(self.tried_at.load(Relaxed));
-        if self.freed.load(Relaxed) >= PIECE_BYTES || passed() >= REFILL_PAUSE_NANOS {
+        let passed = monotonic().as_nanos().saturating_sub(self.tried_at.load(Relaxed));
+        if passed >= REFILL_PAUSE_NANOS {
             self.refill();
         }
     }
 
     /// Takes missing pieces until the system refuses.
     fn refill(&self) {
-        self.freed.store(0, Relaxed);
         self.tried_at.store(monotonic().as_nanos(), Relaxed);
         while self.held() < PIECES && self.hold_one() {
             self.held.fetch_add(1, Relaxed);
@@ -212,17 +199,12 @@ unsafe impl GlobalAlloc for Allocator {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         // SAFETY: the caller ensures what this call requires.
-        let moved = RESERVE.allocate(bytes, || unsafe { System.realloc(block, layout, bytes) });
-        if !moved.is_null() {
-            RESERVE.note_freed(layout.size().saturating_sub(bytes));
-        }
-        moved
+        RESERVE.allocate(bytes, || unsafe { System.realloc(block, layout, bytes) })
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller ensures what this call requires.
-        unsafe { System.dealloc(block, layout) };
-        RESERVE.note_freed(layout.size());
+        unsafe { System.dealloc(block, layout) }
     }
 }
 
@@ -295,13 +277,13 @@ mod tests {
         let reserve = kept();
         assert!(!reserve.allocate(100, refusing(PIECES - 1)).is_null());
         assert_eq!(reserve.held(), 1);
-        // The last attempt to refill is recent, and nothing was freed since.
+        // The last attempt to refill is recent.
         reserve.tried_at.store(u64::MAX / 2, Relaxed);
         let has_memory =
             || leave(Headroom::Quarter, || !reserve.allocate(100, refusing(0)).is_null());
         assert!(!has_memory());
         assert!(!reserve.allocate(100, refusing(0)).is_null());
-        reserve.note_freed(PIECE_BYTES);
+        reserve.tried_at.store(0, Relaxed);
         assert!(has_memory());
         assert_eq!(reserve.held(), PIECES);
         drop_pieces(&reserve);
