@@ -3,6 +3,7 @@
 
 use getopts::{Fail, Matches, Options, ParsingStyle};
 use std::ffi::OsString;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 /// The flags and the other words of a command line.
@@ -123,6 +124,24 @@ pub fn number<N: FromStr>(text: &str) -> Option<N> {
 /// Returns whether `text` is digits, at least one.
 pub fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns an address with this port, unless it has one: `HOST`, `HOST:PORT`, or an IPv6 address, which is in brackets
+/// before a port. Returns `None` for what is no address.
+pub fn with_port(text: &str, default: u16) -> Option<String> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Some(format!("[{text}]:{default}"));
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !text.ends_with(']') => (host, number(port)?),
+        _ => (text, default),
+    };
+    let (name, others) = match host.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
+        Some(literal) => (literal, ":.%"),
+        None => (host, "-_."),
+    };
+    let is_valid = |char: char| char.is_ascii_alphanumeric() || others.contains(char);
+    (port > 0 && !name.is_empty() && name.chars().all(is_valid)).then(|| format!("{host}:{port}"))
 }
 
 fn dashes(flag: &str) -> &'static str {

@@ -330,23 +330,15 @@ fn listen_address(flags: &Flags, mode: Option<u32>) -> Result<Address, String> {
 }
 
 fn metrics_address(text: &str, mode: Option<u32>) -> Result<Address, String> {
-    let wrong = |what| format!("--metrics {text}: {what}");
-    match text.strip_prefix("unix:") {
-        Some("") => return Err(wrong("unix: needs a path")),
-        Some(path) => return Ok(Address::Unix { path: path.into(), mode }),
-        None => {}
+    let wrong = || format!("--metrics {text}: not ADDR:PORT, as in [::1]:9100, or unix:PATH");
+    if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+        return Ok(Address::Unix { path: path.into(), mode });
     }
-    let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("not ADDR:PORT or unix:PATH"))?;
-    let port = number(port).ok_or_else(|| wrong("the port is not a number in range"))?;
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port = Port::Number(number(port).ok_or_else(wrong)?);
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host = match literal.unwrap_or(host) {
-        "" => None,
-        host if host.contains(':') && literal.is_none() => {
-            return Err(wrong("an IPv6 address needs brackets, as in [::1]:9100"));
-        }
-        host => Some(host.to_owned()),
-    };
-    Ok(Address::Tcp { host, port: Port::Number(port) })
+    let host = literal.or((!host.contains(':')).then_some(host)).ok_or_else(wrong)?;
+    Ok(Address::Tcp { host: (!host.is_empty()).then(|| host.to_owned()), port })
 }
 
 /// Parses a decimal number as strtoul(3) does: blanks and a sign may precede it, a larger number than

@@ -12,7 +12,6 @@ use crate::os::failure::Failure;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::net::Ipv6Addr;
 
 /// The options of all commands.
 const OPTIONS: &str = "\
@@ -121,19 +120,10 @@ fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'sta
     }
 }
 
-/// Adds the default port to an address without one; `None` for what is no address. An IPv6 address with a port is
-/// in brackets.
+/// Adds the default port to an address without one; `None` for what is no address.
 fn address(text: &str) -> Option<String> {
-    if text.parse::<Ipv6Addr>().is_ok() {
-        return Some(format!("[{text}]:{DEFAULT_PORT}"));
-    }
-    match text.rsplit_once(':') {
-        Some(_) if text.starts_with("unix:") => Some(text.into()),
-        None if !text.is_empty() => Some(format!("{text}:{DEFAULT_PORT}")),
-        Some(_) if text.ends_with(']') => Some(format!("{text}:{DEFAULT_PORT}")),
-        Some((host, port)) if !host.is_empty() => number::<u16>(port).map(|_| text.into()),
-        Some(_) | None => None,
-    }
+    let is_path = text.starts_with("unix:");
+    if is_path { Some(text.into()) } else { flags::with_port(text, DEFAULT_PORT) }
 }
 
 fn help() -> String {

@@ -1,7 +1,7 @@
 //! The flags of a binlog in etcd: the URL, the lease, and the files for TLS.
 
 use super::wrong;
-use crate::flags::{Flags, number};
+use crate::flags::{Flags, number, with_port};
 use crate::os::membership::{EtcdOptions, TlsFiles};
 use std::path::PathBuf;
 
@@ -75,30 +75,11 @@ fn parse_url(url: &str) -> Result<(Vec<String>, String, bool), String> {
     }
     let nodes: Vec<String> = hosts
         .split(',')
-        .map(|host| node(host).ok_or_else(|| wrong("a node is HOST or HOST:PORT")))
+        .map(|host| {
+            with_port(host, DEFAULT_PORT).ok_or_else(|| wrong("a node is HOST or HOST:PORT"))
+        })
         .collect::<Result<_, _>>()?;
     Ok((nodes, format!("/{prefix}"), scheme == "etcds"))
-}
-
-/// Adds the default port to the address of a node, or returns `None` if it is no address.
-fn node(text: &str) -> Option<String> {
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let is_address = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.');
-    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-        let (address, port) = rest.split_once(']')?;
-        let is_valid = !address.is_empty() && address.bytes().all(is_address);
-        is_valid.then_some((format!("[{address}]"), port))?
-    } else {
-        let (name, port) = text.split_at(text.find(':').unwrap_or(text.len()));
-        let is_valid = !name.is_empty() && name.bytes().all(is_name);
-        is_valid.then_some((name.to_owned(), port))?
-    };
-    let port = match port.strip_prefix(':') {
-        None if port.is_empty() => DEFAULT_PORT,
-        None => return None,
-        Some(port) => number::<u16>(port).filter(|&port| port > 0)?,
-    };
-    Some(format!("{host}:{port}"))
 }
 
 fn tls_files(flags: &Flags, is_tls: bool) -> Result<Option<TlsFiles>, String> {
@@ -144,7 +125,6 @@ mod tests {
             "etcd://a:0/b",
             "etcd://a:65536/b",
             "etcd://a:1:2/b",
-            "etcd://::1/b",
             "etcd://[::1/b",
             "etcd://[]/b",
             "etcd://[::1]2379/b",
