@@ -89,7 +89,7 @@ limits! {
     jobs_compared_at_once: usize = 8192,
     /// The ids that a page of jobs looks up, in about 0.26 ms.
     ids_looked_up_at_once: usize = 4096,
-    /// The memory pages, of 2,048 jobs each, that a page of jobs compares in an iteration.
+    /// The memory pages, of 2,048 jobs each, that a page of jobs or of the monitoring looks at in an iteration.
     memory_pages_per_step: usize = 4,
 
     // ---- Bodies ----
@@ -127,12 +127,8 @@ limits! {
     congested_bytes: usize = 4 * 1024 * 1024,
 
     // ---- Monitoring ----
-    /// The ready jobs that a slice of a page scans: well below 0.1 ms. A tube counts as 64 of them, a
-    /// waiter as 16, a connection as 8.
-    jobs_per_page_slice: usize = 8192,
-    /// The entries of reserved jobs, and connections, in a slice: about 0.04 ms. Each job is anywhere
-    /// in memory, which takes 0.3 us to read among ten million jobs.
-    reserved_per_page_slice: usize = 128,
+    /// The work of a slice of a page, in units of about 10 ns: well below 0.1 ms.
+    work_per_page_slice: usize = 8192,
     /// The rows of tubes in a slice, so that it takes less than 0.1 ms.
     rows_per_page_slice: usize = 25,
     /// The length from which a slice takes no more rows, in bytes, for the same reason.

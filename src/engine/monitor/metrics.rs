@@ -8,8 +8,7 @@
 //! tubes are added up under a name that no tube can have.
 //!
 //! The counts of one slice are exact. An object that changes between two slices is counted in its
-//! old or its new state. In a tube with more than 8192 ready jobs, the search for the oldest job
-//! may miss a job that moves between two slices.
+//! old or its new state.
 
 use super::http_conn::{Page, View};
 use super::tube_scan::{self, TubeScan, TubeStats};
@@ -43,11 +42,11 @@ enum Stage {
     Connections(usize),
     /// Scans the tubes, and then writes the metrics of the whole server.
     Tubes(TubeScan),
-    /// Writes the samples of a metric of [`TUBE_METRICS`], from the tube with this index on.
-    TubeMetrics { metric: usize, tube: usize },
+    /// Writes the samples of [`TUBE_METRICS`], those of all tubes for each metric, from this one on.
+    Samples(usize),
 }
 
-/// Counting a connection, and writing a metric of a tube, costs as much as scanning this many ready jobs.
+/// The costs of counting a connection, and of writing a metric of a tube, in units of about 10 ns.
 const CONNECTION_COST: usize = 8;
 const SAMPLES_COST: usize = 8;
 
@@ -77,7 +76,7 @@ impl Page for MetricsPage {
         let Queue { tubes, limits, settings, .. } = view.queue;
         match &mut self.stage {
             Stage::Connections(from) => {
-                let count = limits.jobs_per_page_slice.div_ceil(CONNECTION_COST);
+                let count = limits.work_per_page_slice.div_ceil(CONNECTION_COST);
                 let end = view.conns.numbers_end();
                 for conn in (*from..end.min(*from + count)).filter_map(|it| view.conns.conn(it)) {
                     self.connections[conn.activity() as usize] += 1;
@@ -85,7 +84,7 @@ impl Page for MetricsPage {
                 *from += count;
                 if *from >= end {
                     self.removed_before = tubes.removed_count;
-                    self.stage = Stage::Tubes(TubeScan::new(tubes));
+                    self.stage = Stage::Tubes(TubeScan::default());
                 }
             }
             Stage::Tubes(scan) => {
@@ -111,59 +110,43 @@ impl Page for MetricsPage {
                         tube_scan::dedup(&mut self.tubes);
                     }
                     self.write_totals(view, &mut Samples::of_server(text));
-                    self.stage = Stage::TubeMetrics { metric: 0, tube: 0 };
+                    self.stage = Stage::Samples(0);
                 }
             }
-            &mut Stage::TubeMetrics { metric, tube } => {
-                return self.write_samples(view, (metric, tube), text);
-            }
+            &mut Stage::Samples(next) => return self.write_samples(view, next, text),
         }
         false
     }
 }
 
 impl MetricsPage {
-    /// Writes samples from this metric of this tube on. Returns whether the page is complete.
-    fn write_samples(
-        &mut self,
-        view: &View<'_>,
-        (mut metric, mut tube): (usize, usize),
-        text: &mut String,
-    ) -> bool {
+    /// Writes samples from this one on. Returns whether the page is complete.
+    fn write_samples(&mut self, view: &View<'_>, mut next: usize, text: &mut String) -> bool {
         let limits = &view.queue.limits;
         let has_cache = view.queue.settings.body_cache_bytes.is_some();
         let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
         let has_rest = self.rest_count > 0 || self.rest.outcomes.has_times();
         let rest = has_rest.then_some(&self.rest);
+        // At least one, as there is the tube `default`.
+        let tubes = self.tubes.len() + rest.iter().len();
+        let end = metrics.len() * tubes;
         // Some metrics of a tube have no sample, and so no text.
-        for _ in 0..limits.jobs_per_page_slice.div_ceil(SAMPLES_COST) {
-            if text.len() >= limits.metrics_per_page_slice_bytes || metric == metrics.len() {
-                break;
-            }
-            let (name, write) = metrics[metric];
+        let most = next + limits.work_per_page_slice.div_ceil(SAMPLES_COST);
+        while next < end.min(most) && text.len() < limits.metrics_per_page_slice_bytes {
+            let (tube, (name, write)) = (next % tubes, metrics[next / tubes]);
             let mut to = Samples { text: &mut *text, family: name, tube: None };
             if tube == 0 {
                 to.family(name);
             }
-            // After its last sample a tube is freed: to free all at once would take milliseconds.
-            let is_last = metric + 1 == metrics.len();
-            let freed = if is_last { tube } else { 0 };
-            let count = freed + self.tubes.len() + rest.iter().len();
-            if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube - freed) {
+            if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube) {
                 to.tube = Some(&stats.name);
                 write(stats, &mut to);
             }
-            if is_last {
-                self.tubes.pop();
-            }
-            tube += 1;
-            if tube >= count {
-                (metric, tube) = (metric + 1, 0);
-            }
+            next += 1;
         }
-        self.stage = Stage::TubeMetrics { metric, tube };
+        self.stage = Stage::Samples(next);
         // The page is done with its last sample, so that no empty slice follows.
-        metric == metrics.len()
+        next == end
     }
 
     fn write_totals(&self, view: &View<'_>, to: &mut Samples<'_>) {

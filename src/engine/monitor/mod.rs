@@ -6,8 +6,7 @@
 //! | [`metrics`] | the metrics page, written in slices |
 //! | [`status_page`] | the status page of the server, written in slices |
 //! | [`tube_page`] | the status page of one tube |
-//! | [`tube_scan`] | the values of a tube, and a scan of all tubes in slices |
-//! | [`reserved_scan`] | the reserved jobs of a tube that time out first |
+//! | [`tube_scan`] | the values of a tube, and a scan of all jobs and tubes in slices |
 //! | [`problems`] | the problems that the pages show, in the three formats |
 //! | [`ranking`] | the tubes that the status page shows, and their order |
 //! | [`table`] | values, and tables of them in HTML, text and JSON |
@@ -25,7 +24,6 @@ pub mod measurements;
 pub mod metrics;
 pub mod problems;
 pub mod ranking;
-pub mod reserved_scan;
 pub mod status_page;
 pub mod table;
 pub mod tube_page;

@@ -71,7 +71,7 @@ impl Ranking {
     /// Sorts the rows, and keeps the first.
     fn cut(&mut self) {
         let (column, is_reversed) = (self.column, self.is_reversed);
-        tube_scan::sort(&mut self.rows, &|a, b| {
+        self.rows.sort_unstable_by(|a, b| {
             let by_name = a.name.cmp(&b.name);
             let order = match column {
                 Some((_, _, value)) => value(b).number().cmp(&value(a).number()),

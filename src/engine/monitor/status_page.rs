@@ -85,7 +85,7 @@ impl StatusPage {
     pub fn new(media_type: MediaType, query: &str, view: &View<'_>) -> StatusPage {
         StatusPage {
             media_type,
-            stage: Stage::Tubes(TubeScan::new(&view.queue.tubes)),
+            stage: Stage::Tubes(TubeScan::default()),
             problems: Problems::default(),
             ranking: Ranking::of(query, tube_scan::columns(view)),
             written: 0,

@@ -7,9 +7,8 @@ use super::html::{self, Escaped};
 use super::http::MediaType;
 use super::http_conn::{Page, View};
 use super::problems::Problems;
-use super::reserved_scan::ReservedScan;
 use super::table::{Column, JsonNumber, Out, Value};
-use super::tube_scan::{self, Cursor, TubeStats};
+use super::tube_scan::{self, Oldest, TubeStats};
 use crate::engine::conn::Conn;
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
@@ -18,6 +17,7 @@ use crate::engine::queue::job::{Holder, Job, State};
 use crate::engine::queue::outcomes::{End, Outcomes};
 use crate::engine::text::{CountOf, JsonText};
 use crate::engine::time::Nanos;
+use std::collections::BTreeSet;
 
 /// The page of a tube that is being made.
 pub struct TubePage {
@@ -33,10 +33,9 @@ pub struct TubePage {
 }
 
 enum Stage {
-    /// Scans ready jobs and waiters for their counts.
-    Scan(Option<Box<Cursor>>),
-    /// Finds reserved jobs.
-    Reserved(ReservedScan),
+    /// Scans all jobs, from this memory page on, for the oldest ready one, and for the first reserved ones: their
+    /// deadlines and ids.
+    Scan { next_page: usize, oldest: Oldest, reserved: BTreeSet<(Nanos, u64)> },
     /// Writes what is above the jobs, the jobs from this index on, and the end.
     Jobs(usize),
 }
@@ -111,7 +110,7 @@ impl TubePage {
         TubePage {
             media_type,
             name: name.to_owned(),
-            stage: Stage::Scan(None),
+            stage: Stage::Scan { next_page: 0, oldest: Oldest::NONE, reserved: BTreeSet::new() },
             values: TubeStats::default(),
             problems: Problems::default(),
             ids: Vec::new(),
@@ -124,24 +123,21 @@ impl Page for TubePage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
         let tube = view.queue.tubes.find(&self.name);
         match (&mut self.stage, tube) {
-            (Stage::Scan(cursor), Some(tube)) => {
-                let current = cursor.take().filter(|cursor| cursor.tube == tube);
-                let mut current = current.unwrap_or_else(|| Box::new(Cursor::at(tube, view)));
-                if current.advance(view, &mut view.queue.limits.jobs_per_page_slice.clone()) {
-                    self.values = current.stats;
+            (Stage::Scan { next_page, oldest, reserved }, Some(tube)) => {
+                let is_done = view.queue.scan_jobs(next_page, |job| {
+                    if job.tube == tube {
+                        oldest.note(job);
+                        note_reserved(reserved, job, view);
+                    }
+                });
+                if is_done {
+                    self.values = TubeStats::of(tube, *oldest, view);
                     self.problems.add_tube(&self.values, &self.name, view);
-                    self.stage = Stage::Reserved(ReservedScan::default());
-                } else {
-                    *cursor = Some(current);
-                }
-            }
-            (Stage::Reserved(scan), Some(tube)) => {
-                if scan.advance(view, tube, MOST) {
-                    self.ids = first_jobs(self.values.oldest_ready, scan, tube, view);
+                    self.ids = first_jobs(self.values.oldest_ready, reserved, tube, view);
                     self.stage = Stage::Jobs(0);
                 }
             }
-            (Stage::Scan(_) | Stage::Reserved(_), None) => self.stage = Stage::Jobs(0),
+            (Stage::Scan { .. }, None) => self.stage = Stage::Jobs(0),
             (&mut Stage::Jobs(first), _) => {
                 let out = &mut Out { format: self.media_type, text };
                 return self.write_jobs(first, view, out);
@@ -151,15 +147,30 @@ impl Page for TubePage {
     }
 }
 
+/// Keeps the reserved jobs that time out first.
+fn note_reserved(reserved: &mut BTreeSet<(Nanos, u64)>, job: &Job, view: &View<'_>) {
+    if let State::Reserved(_) = job.state {
+        reserved.insert((view.queue.due(job).unwrap_or(Nanos::NEVER), job.id));
+        if reserved.len() > MOST {
+            reserved.pop_last();
+        }
+    }
+}
+
 /// Returns the ids of the first jobs of each state, after the oldest ready one.
-fn first_jobs(oldest: u64, reserved: &ReservedScan, key: TubeKey, view: &View<'_>) -> Vec<u64> {
+fn first_jobs(
+    oldest: u64,
+    reserved: &BTreeSet<(Nanos, u64)>,
+    key: TubeKey,
+    view: &View<'_>,
+) -> Vec<u64> {
     let (tube, jobs) = (&view.queue.tubes[key], &view.queue.jobs);
     let id_of = |key: JobKey| jobs[key].id;
     let delayed = tube.jobs.delayed.first_keys(FEW, jobs);
     // 0 is the id of no job.
     let mut ids = vec![oldest];
     ids.extend(tube.jobs.buried.iter(jobs).take(MOST).map(JobKey::from_number).map(id_of));
-    ids.extend(reserved.ids());
+    ids.extend(reserved.iter().map(|&(_, id)| id));
     let behind = view.queue.ready_behind(key);
     let ready = tube.jobs.ready.first_keys(FEW, jobs).chain(behind).take(FEW);
     ids.extend(ready.chain(delayed).map(id_of));

@@ -90,6 +90,16 @@ impl Queue {
         }))
     }
 
+    /// Calls `each` with the jobs of the next memory pages that no flush has taken. Returns whether these pages are the
+    /// last ones.
+    pub fn scan_jobs(&self, next_page: &mut usize, mut each: impl FnMut(&Job)) -> bool {
+        let end = (*next_page + self.limits.memory_pages_per_step).min(self.jobs.page_count());
+        let jobs = (*next_page..end).flat_map(|page| self.jobs.in_page(page)).map(|(_, job)| job);
+        jobs.filter(|job| !self.is_flushed(job)).for_each(&mut each);
+        *next_page = end;
+        end == self.jobs.page_count()
+    }
+
     /// Returns whether the job is in the tube and matches the state.
     fn is_selected(&self, job: &Job, tube: TubeKey, state: Option<JobState>) -> bool {
         let is_in_state = || state.is_none_or(|state| job.state.shown() == state);
@@ -121,19 +131,11 @@ impl SelectionScan {
         if self.next_page == 0 && (self.compare_tube(queue) || self.look_up_window(queue)) {
             return self.finish(queue);
         }
-        let end =
-            (self.next_page + queue.limits.memory_pages_per_step).min(queue.jobs.page_count());
-        for page in self.next_page..end {
-            for (_, job) in queue.jobs.in_page(page) {
-                self.compare(job, queue);
-            }
-        }
-        queue.work.spend(WORK_PER_SCANNED_PAGE * (end - self.next_page));
-        self.next_page = end;
-        if end < queue.jobs.page_count() {
-            return Ok(ScanStep::Unfinished);
-        }
-        self.finish(queue)
+        let mut next_page = self.next_page;
+        let is_done = queue.scan_jobs(&mut next_page, |job| self.compare(job, queue));
+        queue.work.spend(WORK_PER_SCANNED_PAGE * (next_page - self.next_page));
+        self.next_page = next_page;
+        if is_done { self.finish(queue) } else { Ok(ScanStep::Unfinished) }
     }
 
     fn takes(&self, state: JobState) -> bool {

@@ -116,9 +116,9 @@ const ASKED_AGAIN: usize = 64;
 #[derive(Default)]
 pub struct Ordered<R> {
     run: List,
-    pub heap: Heap<TubeEntry<R>>,
+    heap: Heap<TubeEntry<R>>,
     /// The jobs for which the heap could not grow.
-    pub tree: Tree<TubeEntry<R>>,
+    tree: Tree<TubeEntry<R>>,
 }
 
 impl<R: OrderedBy> Ordered<R> {
@@ -185,11 +185,6 @@ impl<R: OrderedBy> Ordered<R> {
     pub fn keys(&self, jobs: &Jobs) -> impl Iterator<Item = JobKey> {
         let listed = self.run.iter(jobs).chain(self.tree.iter(jobs));
         listed.map(JobKey::from_number).chain(self.heap.iter().map(|entry| entry.job))
-    }
-
-    /// Returns the first job of the run.
-    pub fn first_of_run(&self) -> Option<JobKey> {
-        self.run.front().map(JobKey::from_number)
     }
 
     /// Returns the first `count` jobs, in order. The cost depends on `count` only.
