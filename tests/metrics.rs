@@ -212,7 +212,7 @@ fn the_page_has_the_body_cache_and_its_reads() {
     let pages = ["/?sort=cold", "/tube/mail"].map(|path| site.body(path, TEXT)).concat();
     insta::assert_snapshot!("pages-of-the-body-cache", site.redacted(&pages));
     let html = site.body("/", HTML);
-    assert!(html.contains("<div><dt>cold bodies<dd>86 B</div>"), "{html}");
+    assert!(html.contains("<div><dt>cold bodies<dd>0.0 MiB</div>"), "{html}");
     // A read that is tried again is no failure.
     disk.faults().of_reads.push_back(ReadFault::TooManyFiles);
     assert_eq!(site.ask("peek 2\r\n"), "");

@@ -2,9 +2,9 @@
 
 use super::conn::{Conn, Fields};
 use super::look::{self, Pages};
-use super::print::{Listing, NAME_LEN, cut, escaped, span};
+use super::print::{Listing, NAME_LEN, cut, escaped};
 use super::{Ctl, EXIT_PARTLY, Flags, Result, args, complain, print, print_with};
-use crate::engine::text::CountOf;
+use crate::engine::text::{CountOf, Span};
 use crate::os::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -142,7 +142,7 @@ pub fn workers(ctl: &mut Ctl, args: &Flags) -> Result {
         let jobs = holds.remove(&client.number("id")).unwrap_or_default();
         let hold = |job: &Fields| {
             let tube = cut(job.text("tube"), NAME_LEN, true);
-            format!("{}: job {} of {tube}", span(job.number("held")), job.text("id"))
+            format!("{}: job {} of {tube}", Span(job.number("held")), job.text("id"))
         };
         let [objects, mut texts] = [Fields::to_string, hold as fn(&Fields) -> String]
             .map(|text| jobs.iter().map(text).collect::<Vec<_>>().join(", "));

@@ -2,7 +2,7 @@
 
 use super::conn::Fields;
 use super::{Result, print_with};
-use crate::engine::text::{JsonText, is_unprintable, largest_unit};
+use crate::engine::text::{JsonText, Span, is_unprintable};
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
 
@@ -53,7 +53,7 @@ impl Listing {
     pub fn add(&mut self, row: &Fields, texts: &[(&str, String)]) -> Result {
         let cell = |(key, kind, _): &Column| match texts.iter().find(|(own, _)| own == key) {
             Some((_, text)) => text.clone(),
-            None if *kind == ':' => span(row.number(key)),
+            None if *kind == ':' => Span(row.number(key)).to_string(),
             None => row.text(key).to_owned(),
         };
         if self.is_json {
@@ -163,12 +163,6 @@ pub fn escaped(body: &[u8]) -> String {
     text
 }
 
-/// Returns a time for a table: `45s`, `20m`, `3h`, `2d`.
-pub fn span(secs: u64) -> String {
-    let (number, unit) = largest_unit(secs);
-    format!("{number}{}", ["s", "m", "h", "d"][unit])
-}
-
 /// Returns `text` as a string of JSON.
 pub fn json_string(text: &str) -> String {
     format!("\"{}\"", JsonText(text))
@@ -224,6 +218,6 @@ mod tests {
         let numbers = [(0, "0"), (999, "999"), (3120, "3,120"), (1_002_003, "1,002,003")];
         assert!(numbers.into_iter().all(|(number, text)| Grouped(number).to_string() == text));
         let spans = [(0, "0s"), (119, "119s"), (1200, "20m"), (7200, "2h"), (172_800, "2d")];
-        assert!(spans.into_iter().all(|(secs, text)| span(secs) == text));
+        assert!(spans.into_iter().all(|(secs, text)| Span(secs).to_string() == text));
     }
 }

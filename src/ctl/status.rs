@@ -2,11 +2,11 @@
 
 use super::conn::Fields;
 use super::look::{self, TIME_TO_DELETE, Tube};
-use super::print::{Listing, json_string, span, terminal_size};
+use super::print::{Listing, json_string, terminal_size};
 use super::work::Work;
 use super::{Ctl, EXIT_UNKNOWN, Flags, Result, args, complain, print, print_with, usage_error};
 use crate::attention::{self, Level, Problem, ServerFacts};
-use crate::engine::text::{CountOf, Grouped};
+use crate::engine::text::{CountOf, Grouped, Span};
 use crate::engine::time::Nanos;
 use crate::os::sys::clock;
 use std::cmp::Reverse;
@@ -84,7 +84,7 @@ fn note(tube: &Tube, problems: &[Problem]) -> String {
     let rules = problems.iter().map(|problem| problem.rule).filter(|rule| *rule != "paused");
     let mut notes: Vec<String> = rules.map(str::to_owned).collect();
     let pause = tube.stats.number("pause-time-left");
-    notes.extend((pause > 0).then(|| format!("paused {}", span(pause))));
+    notes.extend((pause > 0).then(|| format!("paused {}", Span(pause))));
     notes.join(", ")
 }
 

@@ -148,6 +148,16 @@ pub fn largest_unit(secs: u64) -> (u64, usize) {
     }
 }
 
+/// Displays a time in seconds in its [largest unit](largest_unit): `119s`, `20m`, `3h`, `2d`.
+pub struct Span(pub u64);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, unit) = largest_unit(self.0);
+        write!(f, "{number}{}", ["s", "m", "h", "d"][unit])
+    }
+}
+
 /// Returns whether a terminal may interpret a character: control characters, invisible marks, and those that
 /// change the direction of the text after them.
 pub fn is_unprintable(char: char) -> bool {

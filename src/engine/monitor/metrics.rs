@@ -20,6 +20,7 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::outcomes::End;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::store::Store;
+use crate::engine::text::JsonText;
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -187,20 +188,20 @@ fn write_process(server: &Store, to: &mut Samples<'_>) {
     to.family("beanstalkd_build_info").sample("", labels, 1);
     let labels = format_args!(
         "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
-        Label(&info.instance_id),
+        JsonText(&info.instance_id),
         info.pid,
-        Label(&info.hostname),
-        Label(&info.os_version),
-        Label(&info.platform)
+        JsonText(&info.hostname),
+        JsonText(&info.os_version),
+        JsonText(&info.platform)
     );
     to.family("beanstalkd_instance_info").sample("", labels, 1);
-    to.one("process_start_time_seconds", Seconds(info.started_at));
+    to.one("process_start_time_seconds", seconds(info.started_at));
     let time = (info.processor_time)();
     let [user, system] = [time.user_us, time.system_us].map(|us| Nanos::from_nanos(us * 1_000));
-    to.one("process_cpu_seconds_total", Seconds(user + system));
+    to.one("process_cpu_seconds_total", seconds(user + system));
     let processor = to.family("beanstalkd_cpu_seconds_total");
-    processor.with("mode", "user", Seconds(user));
-    processor.with("mode", "system", Seconds(system));
+    processor.with("mode", "user", seconds(user));
+    processor.with("mode", "system", seconds(system));
     if let Some(bytes) = (info.resident_bytes)() {
         to.one("process_resident_memory_bytes", bytes);
     }
@@ -234,7 +235,7 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     let mut to = Samples::of_server(&mut text);
     to.one("beanstalkd_leading", 0_u8);
     if let Some(leader) = leader {
-        let labels = format_args!("leader=\"{}\"", Label(leader));
+        let labels = format_args!("leader=\"{}\"", JsonText(leader));
         to.family("beanstalkd_leader_info").sample("", labels, 1);
     }
     text
@@ -255,11 +256,11 @@ fn write_binlog(server: &Store, to: &mut Samples<'_>) {
     to.family("beanstalkd_binlog_sync_seconds").histogram(&binlog.disk.sync_times());
     if let Some((remote, progress)) = binlog.disk.remote_stats().zip(binlog.progress()) {
         to.one("beanstalkd_leading", 1_u8);
-        to.one("beanstalkd_lease_seconds", Seconds(remote.lease_left));
+        to.one("beanstalkd_lease_seconds", seconds(remote.lease_left));
         to.family("beanstalkd_etcd_transaction_seconds").histogram(&remote.transactions);
         to.one("beanstalkd_etcd_written_bytes_total", binlog.disk.stored_bytes());
         to.one("beanstalkd_etcd_unacknowledged_bytes", progress.waiting_bytes);
-        to.one("beanstalkd_etcd_waiting_seconds", Seconds(progress.waiting_for));
+        to.one("beanstalkd_etcd_waiting_seconds", seconds(progress.waiting_for));
     }
 }
 
@@ -288,7 +289,7 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     }),
     ("beanstalkd_tube_urgent_jobs", |tube, to| to.only(tube.urgent)),
     ("beanstalkd_tube_oldest_ready_job_age_seconds", |tube, to| {
-        to.only(Seconds(tube.oldest_ready_age));
+        to.only(seconds(tube.oldest_ready_age));
     }),
     ("beanstalkd_tube_jobs_created_total", |tube, to| to.only(tube.total_jobs)),
     ("beanstalkd_tube_deletes_total", |tube, to| to.only(tube.deletes)),
@@ -297,8 +298,8 @@ const TUBE_METRICS: [(&str, WriteSamples); 17] = [
     ("beanstalkd_tube_waiting", |tube, to| to.only(tube.facts.waiting)),
     ("beanstalkd_tube_pauses_total", |tube, to| to.only(tube.pauses)),
     ("beanstalkd_tube_buried_after_returns_total", |tube, to| to.only(tube.buried_after_returns)),
-    ("beanstalkd_tube_pause_seconds", |tube, to| to.only(Seconds(tube.pause))),
-    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.only(Seconds(tube.facts.pause_left))),
+    ("beanstalkd_tube_pause_seconds", |tube, to| to.only(seconds(tube.pause))),
+    ("beanstalkd_tube_pause_left_seconds", |tube, to| to.only(seconds(tube.facts.pause_left))),
     ("beanstalkd_tube_job_wait_seconds", |tube, to| to.histogram(&tube.outcomes.waits)),
     ("beanstalkd_tube_job_run_seconds", |tube, to| to.histogram(&tube.outcomes.runs)),
     ("beanstalkd_tube_reservations_ended_total", |tube, to| {
@@ -366,7 +367,7 @@ impl Samples<'_> {
         for (bound, count) in histogram.cumulative() {
             self.sample("_bucket", format_args!("le=\"{bound}\""), count);
         }
-        self.sample("_sum", format_args!(""), Seconds(histogram.sum()));
+        self.sample("_sum", format_args!(""), seconds(histogram.sum()));
         self.sample("_count", format_args!(""), total);
     }
 
@@ -397,31 +398,11 @@ impl Samples<'_> {
     }
 }
 
-/// Displays the value of a label with escapes, without the quotes.
-struct Label<'a>(&'a str);
-
-impl Display for Label<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            '"' | '\\' => write!(f, "\\{char}"),
-            '\n' => f.write_str("\\n"),
-            _ => f.write_char(char),
-        })
-    }
-}
-
-/// Displays a time or duration in seconds.
-struct Seconds(Nanos);
-
-impl Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NANOS_PER_SEC: u64 = 1_000_000_000;
-        let nanos = self.0.as_nanos();
-        match nanos % NANOS_PER_SEC {
-            0 => write!(f, "{}", nanos / NANOS_PER_SEC),
-            rest => write!(f, "{}.{rest:09}", nanos / NANOS_PER_SEC),
-        }
-    }
+/// Returns a time or duration in seconds.
+fn seconds(time: Nanos) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a time of day is exact to 256 ns")]
+    let nanos = time.as_nanos() as f64;
+    nanos / 1e9
 }
 
 #[cfg(test)]
@@ -448,12 +429,10 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_escaped_and_times_are_in_seconds() {
-        assert_eq!(Label("a\"b\\c\nd").to_string(), "a\\\"b\\\\c\\nd");
-        for (nanos, text) in
-            [(0, "0"), (3_000_000_000, "3"), (1_500_000_000, "1.500000000"), (7, "0.000000007")]
-        {
-            assert_eq!(Seconds(Nanos::from_nanos(nanos)).to_string(), text);
+    fn times_are_in_seconds() {
+        let times = [(0, "0"), (3_000_000_000, "3"), (1_500_000_000, "1.5"), (7, "0.000000007")];
+        for (nanos, text) in times {
+            assert_eq!(seconds(Nanos::from_nanos(nanos)).to_string(), text);
         }
     }
 }

