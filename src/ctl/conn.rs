@@ -41,8 +41,8 @@ pub struct Conn {
     pub own_address: String,
     /// The tube that is used for puts and peeks.
     pub used: String,
-    /// Whether the server can list jobs, once that is known.
-    has_lists: Option<bool>,
+    /// Whether the server has more than C beanstalkd, once that is known.
+    has_more: Option<bool>,
 }
 
 /// A socket from which reads end at a time: that at which the whole reply must be there.
@@ -77,7 +77,7 @@ impl Conn {
     /// Returns a connection to the server at `address`.
     pub fn to(address: String, timeout: Nanos) -> Conn {
         let (own_address, used) = (String::new(), "default".into());
-        Conn { address, timeout, stream: None, own_address, used, has_lists: None }
+        Conn { address, timeout, stream: None, own_address, used, has_more: None }
     }
 
     /// Returns another connection to the same server.
@@ -121,28 +121,20 @@ impl Conn {
         self.send(&[line.as_bytes(), body, CR_LF].concat())?.expect("INSERTED")
     }
 
-    /// Returns whether the server knows the command of a request.
-    pub fn knows(&mut self, request: &str) -> Result<bool> {
-        Ok(self.ask(request)?.line != "UNKNOWN_COMMAND")
+    /// Returns whether the server has lists and keys of jobs. The line that finds out is short: C beanstalkd never ends
+    /// one that is longer than 224 bytes, as `list-jobs` with a long name can be, and after a put with a key it takes
+    /// the body for a command.
+    pub fn has_more(&mut self) -> Result<bool> {
+        if self.has_more.is_none() {
+            let reply = self.ask("list-jobs default any 1")?;
+            self.has_more = Some(reply.line != "UNKNOWN_COMMAND");
+        }
+        Ok(self.has_more == Some(true))
     }
 
-    /// Returns whether the server can list jobs. The line that finds out is short: C beanstalkd never ends one that
-    /// is longer than 224 bytes, as `list-jobs` with a long name can be.
-    pub fn knows_lists(&mut self) -> Result<bool> {
-        let known = self.has_lists.map_or_else(|| self.knows("list-jobs default any 1"), Ok)?;
-        self.has_lists = Some(known);
-        Ok(known)
-    }
-
-    /// Fails if the server cannot list jobs.
-    pub fn must_list(&mut self) -> Result {
-        if self.knows_lists()? { Ok(()) } else { Err(lacks("list-jobs")) }
-    }
-
-    /// Returns whether a put may have a key. A server that does not know keys would take the body for a
-    /// command. A command that changes nothing here, and is as new as keys, finds out.
-    pub fn knows_keys(&mut self) -> Result<bool> {
-        self.knows("touch-all")
+    /// Fails if the server lacks them.
+    pub fn must_have(&mut self, what: &str) -> Result {
+        if self.has_more()? { Ok(()) } else { Err(lacks(what)) }
     }
 
     /// Sends bytes, and returns the next reply.
@@ -267,7 +259,7 @@ impl Reply {
 }
 
 /// Returns the failure on a server without a command.
-pub fn lacks(command: &str) -> Failure {
+fn lacks(command: &str) -> Failure {
     Failure::new(EXIT_REFUSED, format!("this server has no {command}"))
 }
 

@@ -32,7 +32,7 @@ pub fn failed(ctl: &mut Ctl, args: &Flags) -> Result {
         is_cut |= shown < tube.jobs("buried");
     }
     listing.print()?;
-    if is_cut && !ctl.conn.knows_lists()? {
+    if is_cut && !ctl.conn.has_more()? {
         complain("this server has no list-jobs: only the first buried job of a tube is shown");
     }
     Ok(())
@@ -44,7 +44,7 @@ pub fn jobs(ctl: &mut Ctl, args: &Flags) -> Result {
     let after = args.number("after")?.unwrap_or(0);
     let left = args.number("limit")?.unwrap_or(u64::MAX);
     let tube = look::tube(&mut ctl.conn, &args.words[0])?;
-    ctl.conn.must_list()?;
+    ctl.conn.must_have("list-jobs")?;
     let own = if state == "reserved" { "client>CLIENT held:HELD" } else { "reserves>RESERVES" };
     let columns = format!(
         "id>ID state<STATE pri>PRI age:AGE ttr:TTR time-left:LEFT {own} bytes>BYTES body.BODY"

@@ -108,7 +108,7 @@ pub fn all_tubes(conn: &mut Conn) -> Result<Vec<Tube>> {
 pub fn all_tubes_and_waits(conn: &mut Conn) -> Result<Vec<Tube>> {
     let mut tubes = all_tubes(conn)?;
     let with_ready: Vec<_> = tubes.iter_mut().filter(|tube| tube.jobs("ready") > 0).collect();
-    let first: Vec<_> = if conn.knows_lists()? {
+    let first: Vec<_> = if conn.has_more()? {
         let replies = conn.ask_each(&with_ready, |tube| format!("list-jobs {} ready 1", tube.name));
         replies?.into_iter().map(listed).collect::<Result<_>>()?
     } else {
@@ -171,10 +171,10 @@ impl Pages<'_> {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let mut jobs = if NOT_HELD.contains(state) && !conn.knows_lists()? {
+        let mut jobs = if NOT_HELD.contains(state) && !conn.has_more()? {
             peek(conn, tube, state)?
         } else {
-            conn.must_list()?;
+            conn.must_have("list-jobs")?;
             listed(conn.ask(&format!("list-jobs {tube} {state} {count} {after}"))?)?
         };
         // A peek finds the same job again, if it has not left the state.

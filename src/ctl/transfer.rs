@@ -1,6 +1,6 @@
 //! `put`, `move`, `export` and `import`: jobs that come into a tube, or leave it.
 
-use super::conn::{Conn, Fields, lacks};
+use super::conn::{Conn, Fields};
 use super::look::{self, NOT_HELD};
 use super::work::{Input, Task};
 use super::{Ctl, EXIT_PARTLY, EXIT_USAGE, Flags, Result, args, complain, dump, print};
@@ -39,8 +39,8 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result {
     } else if let Err(error) = io::stdin().lock().read_to_end(&mut body) {
         return Err(Failure::new(EXIT_PARTLY, format!("cannot read the body from stdin: {error}")));
     }
-    if !tags.is_empty() && !ctl.conn.knows_keys()? {
-        return Err(lacks("keys of jobs"));
+    if !tags.is_empty() {
+        ctl.conn.must_have("keys of jobs")?;
     }
     if ctl.is_dry_run {
         let bytes = CountOf(body.len() as u64, "byte");
@@ -99,7 +99,7 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
     let takes = args.has("take");
     let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
     if !takes {
-        ctl.conn.must_list()?;
+        ctl.conn.must_have("list-jobs")?;
     }
     ctl.verb = if takes { "take" } else { "export" };
     let states = if takes { NOT_HELD.to_vec() } else { vec!["any"] };
@@ -249,7 +249,7 @@ fn import_line(ctl: &mut Ctl, line: &[u8], tube: Option<&str>) -> Result {
         return Ok(());
     }
     let mut tags = job.tags;
-    if !tags.is_empty() && !conn.knows_keys()? {
+    if !tags.is_empty() && !conn.has_more()? {
         work.fail("this server has no keys of jobs: a job is put without its key");
         tags.clear();
     }

@@ -112,29 +112,13 @@ impl Task {
     /// Acts on the jobs of a tube. Jobs that are put meanwhile are left out.
     fn each_of(&self, tube: &Tube, ctl: &mut Ctl, act: Act<'_>) -> Result {
         let total = self.count(tube).min(self.left(ctl));
-        // A worker may give back a job that it holds.
-        let may_come_back = self.states.contains(&"ready");
-        let (mut before, mut tries) = (None, 0);
-        // A job that is in both places must not be taken again.
+        let mut tries = 0;
         while ctl.work.done < total
-            && ctl.work.exit_code == 0
-            && !ctl.work.is_stopped()
+            && tries < TRIES
+            && !ctl.work.is_over()
             && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
         {
-            let held = if may_come_back { tube.jobs("reserved") } else { 0 };
-            let left = (total - ctl.work.done).min(self.count(&tube) + held);
-            tries = if before == Some(ctl.work.done) { tries + 1 } else { 0 };
-            match tries {
-                _ if left == 0 => break,
-                0 => {}
-                TRIES => {
-                    let why = ": reserved by workers, or blocked by jobs with the same con: key";
-                    ctl.work.fail_left(CountOf(left, "job"), &tube, why);
-                    break;
-                }
-                _ => _ = ctl.work.wait(TRY_PAUSE),
-            }
-            before = Some(ctl.work.done);
+            let before = ctl.work.done;
             for &state in &self.states {
                 let left = total.saturating_sub(ctl.work.done).min(tube.jobs(state));
                 let mut pages = Pages { tube: &tube.name, state, after: 0, left };
@@ -146,16 +130,24 @@ impl Task {
             }
             // A copy of jobs is whole after one look: those that are left are copied already.
             if ctl.verb == "export" {
-                break;
+                return Ok(());
+            }
+            // A worker may give back a job that it holds.
+            tries = if ctl.work.done > before { 0 } else { tries + 1 };
+            if tries > 0 {
+                ctl.work.wait(TRY_PAUSE);
             }
         }
-        if may_come_back
-            && self.left(ctl) > 0
-            && ctl.work.exit_code == 0
-            && !ctl.work.is_stopped()
-            && let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)?
-            && let held @ 1.. = tube.jobs("reserved")
-        {
+        if ctl.work.is_over() || self.left(ctl) == 0 {
+            return Ok(());
+        }
+        let Some(tube) = look::find_tube(&mut ctl.conn, &tube.name)? else { return Ok(()) };
+        let left = total.saturating_sub(ctl.work.done).min(self.count(&tube));
+        let held = if self.states.contains(&"ready") { tube.jobs("reserved") } else { 0 };
+        if left > 0 {
+            let why = ": reserved by workers, or blocked by jobs with the same con: key";
+            ctl.work.fail_left(CountOf(left, "job"), &tube, why);
+        } else if held > 0 {
             ctl.work.fail_left(CountOf(held, "held job"), &tube, "");
         }
         Ok(())
@@ -171,22 +163,20 @@ impl Task {
     fn named(&self, ctl: &mut Ctl, ids: &[u64]) -> Result<Vec<Fields>> {
         let mut jobs = Vec::new();
         for (id, job) in ids.iter().zip(look::jobs(&mut ctl.conn, ids)?) {
-            let elsewhere =
-                |job: &Fields| self.tube.as_ref().is_some_and(|tube| tube.name != job.text("tube"));
-            match job {
-                None => ctl.work.fail(format_args!("job {id}: not found")),
-                Some(job) if elsewhere(&job) => {
-                    ctl.work.fail(format_args!("job {id}: it is in tube {}", job.text("tube")));
-                }
-                Some(job) if job.text("state") == "reserved" => {
-                    ctl.work.fail(format_args!("job {id}: a worker holds it"));
-                }
-                Some(job) if !self.states.contains(&job.text("state")) => {
-                    let (own, states) = (job.text("state"), self.states.join(" or "));
-                    ctl.work.fail(format_args!("job {id}: {own}, not {states}"));
-                }
-                Some(job) if (jobs.len() as u64) < self.left(ctl) => jobs.push(job),
-                Some(_) => {}
+            let Some(job) = job else {
+                ctl.work.fail(format_args!("job {id}: not found"));
+                continue;
+            };
+            let (tube, state) = (job.text("tube"), job.text("state"));
+            if self.tube.as_ref().is_some_and(|own| own.name != tube) {
+                ctl.work.fail(format_args!("job {id}: it is in tube {tube}"));
+            } else if state == "reserved" {
+                ctl.work.fail(format_args!("job {id}: a worker holds it"));
+            } else if !self.states.contains(&state) {
+                let states = self.states.join(" or ");
+                ctl.work.fail(format_args!("job {id}: {state}, not {states}"));
+            } else if (jobs.len() as u64) < self.left(ctl) {
+                jobs.push(job);
             }
         }
         Ok(jobs)
@@ -330,6 +320,12 @@ impl Work {
     pub fn is_stopped(&mut self) -> bool {
         self.is_stopped |= self.signals.as_ref().is_some_and(|signals| signals.next().is_some());
         self.is_stopped
+    }
+
+    /// Returns whether the work should stop, or something has failed: then a job may be in both places, and must not
+    /// be taken again.
+    fn is_over(&mut self) -> bool {
+        self.exit_code != 0 || self.is_stopped()
     }
 
     /// Waits, and returns whether the work should stop.
