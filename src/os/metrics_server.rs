@@ -29,8 +29,6 @@ pub struct MetricsServer {
     max_conns: usize,
     /// The token of the last connection that was accepted.
     last_token: usize,
-    /// The connection for which the last slice of an answer was made.
-    last_slice: Token,
     /// When [`MetricsServer::turn`] has something to do without an event.
     due: Nanos,
 }
@@ -55,7 +53,6 @@ impl MetricsServer {
             conns: Vec::new(),
             max_conns,
             last_token: FIRST_OTHER,
-            last_slice: Token(FIRST_OTHER),
             due: Nanos::ZERO,
         })
     }
@@ -81,21 +78,17 @@ impl MetricsServer {
         self.accept(state, now);
         self.serve(|(_, conn)| conn.serve(state, now));
         self.make_slice(state, now);
-        self.due = self.due_after_turn().min(next);
+        let conns = || self.conns.iter().map(|(_, conn)| conn);
+        let accept = self.acceptor.next_due().max(self.has_room_at());
+        self.due = match conns().any(|conn| conn.wants_slice() || conn.can_go_on()) {
+            true => Nanos::ZERO,
+            false => conns().map(HttpConn::deadline).fold(accept.min(next), Nanos::min),
+        };
     }
 
     /// Returns when [`MetricsServer::turn`] has something to do.
     pub fn next_due(&self) -> Nanos {
         self.due
-    }
-
-    fn due_after_turn(&self) -> Nanos {
-        let conns = || self.conns.iter().map(|(_, conn)| conn);
-        if conns().any(|conn| conn.wants_slice() || conn.can_go_on()) {
-            return Nanos::ZERO;
-        }
-        let accept = self.acceptor.next_due().max(self.has_room_at());
-        conns().map(HttpConn::deadline).fold(accept, Nanos::min)
     }
 
     /// Serves each connection, and closes those that have failed or ended.
@@ -168,17 +161,12 @@ impl MetricsServer {
 
     // ---- Answering ----
 
-    /// Makes a slice of the answer of one connection; the next call begins with the next connection.
+    /// Makes a slice of the answer of the oldest connection that has sent what was made before.
     fn make_slice(&mut self, state: ServerState<'_>, now: Nanos) {
-        let mut wanting = self.conns.iter().filter(|(_, conn)| conn.wants_slice());
-        let first = wanting.clone().next();
-        let next = wanting.find(|(token, _)| *token > self.last_slice).or(first);
-        let Some(&(next, _)) = next else { return };
-        self.last_slice = next;
-        self.serve(|(token, conn)| match *token == next {
-            true => conn.write_slice(state, now),
-            false => Ok(()),
-        });
+        let oldest = self.conns.iter().find(|(_, conn)| conn.wants_slice());
+        let Some(&(oldest, _)) = oldest else { return };
+        let is_it = |token: &Token| *token == oldest;
+        self.serve(|(it, conn)| if is_it(it) { conn.write_slice(state, now) } else { Ok(()) });
     }
 }
 
