@@ -2,8 +2,8 @@
 //!
 //! One process with one poll loop, on one thread. The engine is the whole server without sockets, clock and
 //! disk: plain structs that are mutated in place and driven by calls. `os` is everything that
-//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads read,
-//! sync and free files. They share no state of the queue.
+//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads read
+//! and sync files. They share no state of the queue.
 //!
 //! # Layers
 //!

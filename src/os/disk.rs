@@ -23,14 +23,14 @@ pub struct Directory {
     home: Arc<Home>,
     /// The open files, the one that was used last at the end.
     files: Vec<OpenFile>,
-    /// The thread that syncs files and frees removed ones, and the one that reads bodies back, if they are started:
+    /// The thread that syncs files, and the one that reads bodies back, if they are started:
     /// two, so that reads do not wait for syncs, nor syncs for reads. Without them the allocator and system calls need
     /// no locks, which is measurable for each command.
     syncs: Option<DiskThread<FinishedSync>>,
     reads: Option<DiskThread<io::Result<Vec<u8>>>>,
     /// Removed files that are truncated in steps, and their lengths: freeing the whole space of a file
-    /// at once would stall the loop, or a sync of the thread, for milliseconds.
-    unlinked: Vec<(Arc<File>, u64)>,
+    /// at once would stall the loop for milliseconds.
+    unlinked: Vec<(File, u64)>,
     sync_times: Histogram,
     /// The sync that has ended, if no thread has done it.
     synced: Option<FinishedSync>,
@@ -65,8 +65,6 @@ const MAX_QUEUED: usize = 8;
 
 /// An iteration truncates a removed file by at most this much, which takes about 0.2 ms.
 const TRUNCATE_STEP: u64 = 256 * 1024;
-/// The thread does so by this much, in a few milliseconds, for which a sync waits.
-const TRUNCATE_STEP_OF_THREAD: u64 = 4 * 1024 * 1024;
 
 /// The directory from which an export moves the files of a binlog to their places.
 pub const MOVING: &str = "binlog.moving";
@@ -155,7 +153,6 @@ impl Directory {
             return taken;
         }
         self.unlinked.clear();
-        self.syncs.iter().for_each(DiskThread::catch_up);
         allocate(self.file(number, true)?, from, to)
     }
 
@@ -344,29 +341,16 @@ impl Disk for Directory {
             if self.unlinked.len() == MAX_REMOVED {
                 self.unlinked.remove(0);
             }
-            self.unlinked.push((Arc::new(file), metadata.len()));
+            self.unlinked.push((file, metadata.len()));
         }
         Ok(())
     }
 
     fn truncate_step(&mut self) -> bool {
         while let Some((file, len)) = self.unlinked.first_mut() {
-            match &self.syncs {
-                // The end of a task wakes the loop for the next step.
-                Some(syncs) if syncs.waiting() > 0 => return false,
-                Some(syncs) if *len > 0 => {
-                    *len = len.saturating_sub(TRUNCATE_STEP_OF_THREAD);
-                    let (file, len) = (Arc::clone(file), *len);
-                    syncs.run(move || drop(file.set_len(len)));
-                    return false;
-                }
-                None if *len > 0 => {
-                    *len = len.saturating_sub(TRUNCATE_STEP);
-                    if file.set_len(*len).is_ok() && *len > 0 {
-                        return true;
-                    }
-                }
-                Some(_) | None => {}
+            *len = len.saturating_sub(TRUNCATE_STEP);
+            if file.set_len(*len).is_ok() && *len > 0 {
+                return true;
             }
             // If truncating has failed, closing the descriptor frees the space.
             self.unlinked.remove(0);
@@ -520,37 +504,23 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_syncs_files_and_frees_removed_ones() {
-        const SIZE: u64 = 20 << 20;
+    fn a_thread_syncs_files() {
         let (home, mut directory) = with_threads(0);
         directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
-        let backup = home.path().join("backup");
         for number in 1..20 {
-            directory.create(number, SIZE).unwrap();
+            directory.create(number, 2 * TRUNCATE_STEP).unwrap();
             directory.write(number, 0, b"record").unwrap();
             directory.begin_sync(&[number], true, true);
             // The thread has the file.
             directory.close(number);
             assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
-            if number == 7 {
-                fs::hard_link(home.path().join("binlog.7"), &backup).unwrap();
-            }
-            let open = File::open(home.path().join(format!("binlog.{number}"))).unwrap();
             directory.remove(number).unwrap();
             assert!(directory.unlinked.len() <= MAX_REMOVED);
-            if number % 4 == 0 {
-                while !directory.unlinked.is_empty() {
-                    assert!(!directory.truncate_step(), "the thread wakes the loop");
-                    directory.syncs.as_ref().unwrap().catch_up();
-                }
-                // The last step is that the thread closes it.
-                assert!(open.metadata().unwrap().len() < SIZE);
-            }
         }
-        assert_eq!(fs::metadata(&backup).unwrap().len(), SIZE);
         assert_eq!(directory.sync_times().total(), 20);
         assert!(directory.list().unwrap().is_empty());
+        drop(home);
     }
 
     /// Only files that no read uses are closed for it.

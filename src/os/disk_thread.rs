@@ -1,5 +1,4 @@
-//! Waits for the disk on a thread, so that the event loop does not: reads bodies, syncs files and frees
-//! the space of removed ones.
+//! Waits for the disk on a thread, so that the event loop does not: reads bodies, and syncs files.
 //!
 //! A thread, and not io_uring, which the kernels and the sandboxes of many machines refuse. Tasks are carried
 //! out in their order.
@@ -86,13 +85,6 @@ impl<T: Send + 'static> DiskThread<T> {
     /// Returns how many tasks have not ended.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
-    }
-
-    /// Waits until all tasks have ended that were queued before.
-    pub fn catch_up(&self) {
-        let (done, is_done) = channel();
-        self.run(move || drop(done));
-        let _: Result<(), _> = is_done.recv();
     }
 }
 

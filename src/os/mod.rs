@@ -10,7 +10,7 @@
 //! | [`metrics_server`] | HTTP connections for metrics |
 //! | [`notify`] | messages to the service manager |
 //! | [`disk`] | the directory of the binlog |
-//! | [`disk_thread`] | reads, syncs and frees files on a thread |
+//! | [`disk_thread`] | reads and syncs files on a thread |
 //! | [`membership`] | what the server knows of its cluster |
 //! | `etcd` | the binlog in etcd, and leading, with the feature of that name |
 //! | [`resolve`] | names of hosts, services and users |
