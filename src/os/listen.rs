@@ -182,34 +182,27 @@ fn open_unix(path: &Path, mode: Option<u32>, user: Option<Identity>) -> Result<S
 /// full.
 fn has_stale_socket(path: &Path) -> Result<bool, String> {
     let name = path.display();
-    match std::fs::metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(format!(
-                "cannot listen on unix:{name}: {name} exists and is no socket: remove it, or choose another path"
-            ));
-        }
-        // If the path has another fault, binding to it fails for that reason.
-        Err(_) => return Ok(false),
-        Ok(_) => {}
+    let refuse = |why: &str| Err(format!("cannot listen on unix:{name}: {why}"));
+    // If the path has another fault, binding to it fails for that reason.
+    let Ok(found) = std::fs::metadata(path) else { return Ok(false) };
+    if !found.file_type().is_socket() {
+        return refuse("the file exists and is no socket: remove it, or choose another path");
     }
     let connect = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         socket.connect(&SockAddr::unix(path)?)
     };
-    let in_use = || Err(format!("cannot listen on unix:{name}: another server listens there"));
-    match connect() {
-        Ok(()) => in_use(),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ECONNREFUSED) => Ok(true),
-            Some(libc::ENOENT) => Ok(false),
-            // The backlog is full, or the socket is one of another type.
-            Some(libc::EAGAIN | libc::EPROTOTYPE) => in_use(),
-            _ => Err(format!(
-                "cannot listen on unix:{name}: a server may listen there already, but connecting to \
-                 it fails: {error}; remove {name} if no server uses it"
-            )),
-        },
+    let Err(error) = connect() else { return refuse("another server listens there") };
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => Ok(true),
+        Some(libc::ENOENT) => Ok(false),
+        // The backlog is full, or the socket is one of another type.
+        Some(libc::EAGAIN | libc::EPROTOTYPE) => refuse("another server listens there"),
+        _ => refuse(&format!(
+            "a server may listen there already, but connecting to it fails: {error}; remove the file if no server \
+             uses it"
+        )),
     }
 }
 
