@@ -28,7 +28,7 @@ const ROWS_MAX: usize = 100;
 pub const BY_NAME: &str = "name";
 
 /// A character that is in no tube name.
-const NOT_IN_NAMES: char = '…';
+const NOT_IN_NAMES: &str = "…";
 
 impl Ranking {
     /// Parses a query such as `sort=-ready&filter=mail`. A minus reverses the order. The default order, and
@@ -38,11 +38,9 @@ impl Ranking {
         let key = sort.strip_prefix('-').unwrap_or(&sort);
         let column = columns.iter().find(|column| column.0 == key).copied();
         let mut filter = http::query_value(query, "filter").unwrap_or_default();
-        // The page repeats the filter, so its length is limited. A longer one matches no name, and
-        // must not match when it is cut.
+        // The page repeats the filter, so its length is limited. A longer one matches no name.
         if filter.len() > TUBE_NAME_MAX {
-            filter = filter.chars().take(TUBE_NAME_MAX / 4 + 1).collect();
-            filter.push(NOT_IN_NAMES);
+            NOT_IN_NAMES.clone_into(&mut filter);
         }
         let is_reversed = key.len() < sort.len();
         Ranking { column, is_reversed, filter, rows: Vec::new(), added: 0 }
