@@ -43,8 +43,8 @@ enum Stage {
     Connections(usize),
     /// Scans the tubes, and then writes the metrics of the whole server.
     Tubes(TubeScan),
-    /// Writes the samples of [`TUBE_METRICS`], those of all tubes for each metric, from this one on.
-    Samples(usize),
+    /// Writes the samples of [`TUBE_METRICS`], those of all these tubes for each metric, from the next one on.
+    Samples { next: usize, tubes: usize },
 }
 
 /// The costs of counting a connection, and of writing a metric of a tube, in units of about 10 ns.
@@ -111,25 +111,37 @@ impl Page for MetricsPage {
                         tube_scan::dedup(&mut self.tubes);
                     }
                     self.write_totals(view, &mut Samples::of_server(text));
-                    self.stage = Stage::Samples(0);
+                    // At least one, as there is the tube `default`.
+                    let tubes = self.tubes.len() + self.shown_rest().iter().len();
+                    self.stage = Stage::Samples { next: 0, tubes };
                 }
             }
-            &mut Stage::Samples(next) => return self.write_samples(view, next, text),
+            &mut Stage::Samples { next, tubes } => {
+                return self.write_samples(view, next, tubes, text);
+            }
         }
         false
     }
 }
 
 impl MetricsPage {
-    /// Writes samples from this one on. Returns whether the page is complete.
-    fn write_samples(&mut self, view: &View<'_>, mut next: usize, text: &mut String) -> bool {
+    /// Returns the sums of the tubes that are not listed, if there are any.
+    fn shown_rest(&self) -> Option<&TubeStats> {
+        let is_shown = self.rest_count > 0 || self.rest.outcomes.has_times();
+        is_shown.then_some(&self.rest)
+    }
+
+    /// Writes samples from the next one on, for this number of tubes. Returns whether the page is complete.
+    fn write_samples(
+        &mut self,
+        view: &View<'_>,
+        mut next: usize,
+        tubes: usize,
+        text: &mut String,
+    ) -> bool {
         let limits = &view.queue.limits;
         let has_cache = view.queue.settings.body_cache_bytes.is_some();
         let metrics = &TUBE_METRICS[..TUBE_METRICS.len() - usize::from(!has_cache)];
-        let has_rest = self.rest_count > 0 || self.rest.outcomes.has_times();
-        let rest = has_rest.then_some(&self.rest);
-        // At least one, as there is the tube `default`.
-        let tubes = self.tubes.len() + rest.iter().len();
         let end = metrics.len() * tubes;
         // Some metrics of a tube have no sample, and so no text.
         let most = next + limits.work_per_page_slice.div_ceil(SAMPLES_COST);
@@ -139,13 +151,20 @@ impl MetricsPage {
             if tube == 0 {
                 to.family(name);
             }
-            if let Some(stats) = self.tubes.iter().rev().chain(rest).nth(tube) {
+            // After its last sample a tube is freed: to free all at once would take milliseconds.
+            let is_last = next + tubes >= end;
+            let freed = if is_last { tube } else { 0 };
+            let mut listed = self.tubes.iter().rev().chain(self.shown_rest());
+            if let Some(stats) = listed.nth(tube - freed) {
                 to.tube = Some(&stats.name);
                 write(stats, &mut to);
             }
+            if is_last {
+                self.tubes.pop();
+            }
             next += 1;
         }
-        self.stage = Stage::Samples(next);
+        self.stage = Stage::Samples { next, tubes };
         // The page is done with its last sample, so that no empty slice follows.
         next == end
     }
