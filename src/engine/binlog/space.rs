@@ -167,11 +167,15 @@ impl Binlog {
         if grown.is_ok() || !self.disk.is_remote() {
             return grown;
         }
-        let beyond = self.files.sums.disk_bytes + BLOCK;
-        let limit = std::mem::replace(&mut self.settings.max_binlog_bytes, beyond);
-        let grown = self.grow(BLOCK);
+        self.with_limit(self.files.sums.disk_bytes + BLOCK, |binlog| binlog.grow(BLOCK))
+    }
+
+    /// Lets the files take up to `most_bytes` meanwhile, instead of what the settings allow.
+    fn with_limit<T>(&mut self, most_bytes: u64, take: impl FnOnce(&mut Binlog) -> T) -> T {
+        let limit = std::mem::replace(&mut self.settings.max_binlog_bytes, most_bytes);
+        let taken = take(self);
         self.settings.max_binlog_bytes = limit;
-        grown
+        taken
     }
 
     /// Makes the newest closed file the current one if records can be appended to it, and it can be lengthened:
@@ -420,10 +424,7 @@ impl Binlog {
         let Some(refusal) = &mut self.space.refusal else { return false };
         // On a full disk another attempt would not help.
         refusal.is_new = refusal.error.kind() != io::ErrorKind::QuotaExceeded;
-        let limit = std::mem::replace(&mut self.settings.max_binlog_bytes, u64::MAX);
-        let is_prepared = self.prepare();
-        self.settings.max_binlog_bytes = limit;
-        is_prepared
+        self.with_limit(u64::MAX, Binlog::prepare)
     }
 
     /// Takes space until `bytes` of moved records fit in newer files. Returns `false` if they cannot.
