@@ -505,7 +505,7 @@ mod tests {
 
     #[test]
     fn a_thread_syncs_files() {
-        let (home, mut directory) = with_threads(0);
+        let (_home, mut directory) = with_threads(0);
         directory.begin_sync(&[], true, true);
         assert!(matches!(directory.finished_sync(true), Some(Ok(()))));
         for number in 1..20 {
@@ -520,7 +520,6 @@ mod tests {
         }
         assert_eq!(directory.sync_times().total(), 20);
         assert!(directory.list().unwrap().is_empty());
-        drop(home);
     }
 
     /// Only files that no read uses are closed for it.

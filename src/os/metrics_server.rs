@@ -165,8 +165,10 @@ impl MetricsServer {
     fn make_slice(&mut self, state: ServerState<'_>, now: Nanos) {
         let oldest = self.conns.iter().find(|(_, conn)| conn.wants_slice());
         let Some(&(oldest, _)) = oldest else { return };
-        let is_it = |token: &Token| *token == oldest;
-        self.serve(|(it, conn)| if is_it(it) { conn.write_slice(state, now) } else { Ok(()) });
+        self.serve(|(token, conn)| match *token == oldest {
+            true => conn.write_slice(state, now),
+            false => Ok(()),
+        });
     }
 }
 
