@@ -62,8 +62,8 @@ cp dist/systemd/beanstalkd.socket "$scratch/units"
 sed -e "s|^ExecStart=/usr/bin/beanstalkd |ExecStart=$server |" -e '/^Documentation=/d' \
 	dist/systemd/beanstalkd.service >"$scratch/units/beanstalkd.service"
 cp "$cluster/systemd.conf" "$drop_in/cluster.conf"
-said=$(systemd-analyze verify --man=no "$scratch/units/beanstalkd.service" 2>&1)
-[ -z "$said" ] || fail "$said"
+faults=$(systemd-analyze verify --man=no "$scratch/units/beanstalkd.service" 2>&1)
+[ -z "$faults" ] || fail "$faults"
 systemd-analyze security --no-pager --offline=true --threshold=15 \
 	"$scratch/units/beanstalkd.service" >"$scratch/security" || fail "$(cat "$scratch/security")"
 extra=$(sed -n 's/^# *BEANSTALKD_EXTRA="\(.*\)"$/\1/p' "$cluster/systemd.conf")

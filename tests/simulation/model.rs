@@ -550,7 +550,8 @@ impl Model {
 
     /// Makes the replies whose bodies the server has read: `made` is its output, longer than that of the
     /// model. A job that was deleted meanwhile may be left out. A reply that has waited for 10 s may be refused if a
-    /// read has failed. `is_held` knows who has got the jobs that it gives back: replies are refused in any order.
+    /// read has failed. `is_held` returns whether a client has got a job that it gives back: replies are refused in
+    /// any order.
     pub fn end_reads<'m>(
         &mut self,
         made: impl Fn(ClientNumber) -> &'m [u8],

@@ -169,7 +169,7 @@ def remembers(directory):
 def complains(directory):
     """An option that cannot be obeyed is logged, and the machine powers off."""
     modules = "modules=/modules"
-    for words, flags, told in [
+    for words, flags, message in [
         ([modules], ["--nosuch"], "unknown flag: --nosuch"),
         ([modules, "ip=dhcp"], [], "ip=dhcp: DHCP and BOOTP are not supported"),
         # "Network is unreachable" with glibc, "Network unreachable" with musl.
@@ -180,8 +180,8 @@ def complains(directory):
     ]:
         with Machine(directory, words, flags, INITRAMFS) as machine:
             log = machine.wait_for_end()
-        assert f"beanstalkd: {told}" in log, log
-        print("complains:", re.search(f"beanstalkd: {re.escape(told)}.*", log)[0])
+        assert f"beanstalkd: {message}" in log, log
+        print("refused:", re.search(f"beanstalkd: {re.escape(message)}.*", log)[0])
 
 
 for boot in serves, remembers, complains:
