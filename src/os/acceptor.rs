@@ -35,8 +35,8 @@ pub struct Acceptor {
     next_listener: usize,
     /// Calls in a row that failed because of one client.
     failures: u32,
-    /// No attempt is made before this moment.
-    retry_at: Nanos,
+    /// The next attempt; [`Nanos::NEVER`] if no listener is ready, or at the connection limit.
+    due: Nanos,
     /// No further warning is logged before this moment.
     warns_at: Nanos,
 }
@@ -67,7 +67,7 @@ impl Acceptor {
             max_connections,
             next_listener: 0,
             failures: 0,
-            retry_at: Nanos::ZERO,
+            due: Nanos::NEVER,
             warns_at: Nanos::ZERO,
         })
     }
@@ -77,22 +77,22 @@ impl Acceptor {
         let index = self.first_token.wrapping_sub(token);
         let Some((_, is_ready)) = self.listeners.get_mut(index) else { return false };
         *is_ready = true;
-        if self.retry_at == Nanos::NEVER {
-            // Another connection waits at the limit.
-            self.on_close();
+        if self.due == Nanos::NEVER {
+            self.due = Nanos::ZERO;
         }
         true
     }
 
     /// A connection was closed: its descriptor and its memory are free.
     pub fn on_close(&mut self) {
-        self.retry_at = Nanos::ZERO;
+        if self.listeners.iter().any(|(_, is_ready)| *is_ready) {
+            self.due = Nanos::ZERO;
+        }
     }
 
     /// Returns when to call [`Acceptor::accept`]; a moment in the past means now.
     pub fn next_due(&self) -> Nanos {
-        let is_any_ready = self.listeners.iter().any(|(_, is_ready)| *is_ready);
-        if is_any_ready { self.retry_at } else { Nanos::NEVER }
+        self.due
     }
 
     /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
@@ -110,6 +110,7 @@ impl Acceptor {
         let count = self.listeners.len();
         let mut indices = (0..count).map(|step| (self.next_listener + step) % count);
         let Some(index) = indices.find(|&index| self.listeners[index].1) else {
+            self.due = Nanos::NEVER;
             return Ok(None);
         };
         self.next_listener = index + 1;
@@ -136,13 +137,13 @@ impl Acceptor {
     /// is gone, so the listener stays marked as ready.
     pub fn back_off(&mut self, error: &io::Error, open: usize, now: Nanos) {
         self.failures = 0;
-        self.retry_at = now + RETRY_AFTER;
+        self.due = now + RETRY_AFTER;
         self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
     }
 
     /// Makes no attempt before an event, or until a connection is closed.
     fn at_limit(&mut self, open: usize, now: Nanos) {
-        self.retry_at = Nanos::NEVER;
+        self.due = Nanos::NEVER;
         if self.listeners.iter().any(|(socket, _)| sockets::is_readable(socket)) {
             let why = "as many as --max-connections or the limit of open files allows; others wait";
             self.warn(format_args!("{open} are open, {why}"), now);
