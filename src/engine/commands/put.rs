@@ -177,7 +177,7 @@ fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<A
 /// Returns the answer to a put whose key is in force.
 #[cold]
 fn hit(s: &mut Store, unique: &NewKey) -> Option<Answer> {
-    let hit = s.queue.find_unique(unique.digest, None)?;
+    let hit = s.queue.find_unique(unique.digest)?;
     s.queue.unique.hits += 1;
     Some(Ok(Reply::InsertedBefore(hit)))
 }

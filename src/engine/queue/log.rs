@@ -94,7 +94,7 @@ impl Queue {
     #[inline(always)]
     pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, flushed_by: Option<Decision>) {
         let unique = job.unique();
-        let kept = unique.and_then(|unique| self.end_unique(key, job, unique, flushed_by));
+        let kept = unique.and_then(|unique| self.end_unique(job, unique, flushed_by));
         self.record_end(key, job, kept, flushed_by.map(|flush| flush.kind));
     }
 

@@ -90,16 +90,15 @@ pub struct Hit {
 }
 
 impl Queue {
-    /// Returns the job that has this key in its tube, or had it and whose key is kept. Skips a job that was `removed`.
-    pub fn find_unique(&self, digest: Digest, removed: Option<JobKey>) -> Option<Hit> {
+    /// Returns the job that has this key in its tube, or had it and whose key is kept.
+    pub fn find_unique(&self, digest: Digest) -> Option<Hit> {
         if digest.is_none() {
             return None;
         }
         let UniqueKeys { of_jobs, kept, .. } = &self.unique;
-        let hit = |it: &KeyOfJob| if Some(it.job) == removed { None } else { self.hit(it) };
-        let is_hit = |it: &KeyOfJob| it.digest == digest && hit(it).is_some();
+        let is_hit = |it: &KeyOfJob| it.digest == digest && self.hit(it).is_some();
         if let Some((_, key)) = of_jobs.find_by(digest.hash(), is_hit) {
-            return hit(key);
+            return self.hit(key);
         }
         let kept = &kept[self.unique.find_kept(digest)?];
         hit_of_deleted(kept.id.get(), kept.until, self.now)
@@ -142,25 +141,20 @@ impl Queue {
         }
     }
 
-    /// Ends the key of a job that was removed from under `job_key`. Returns it if it is kept. A flush has
-    /// deleted the job if `flushed_by` is not `None`.
+    /// Ends the key of a job that was removed. Returns it if it is kept. A flush has deleted the job if
+    /// `flushed_by` is not `None`: until now the key was in force for its TTL, so no other job has it.
     pub(super) fn end_unique(
         &mut self,
-        job_key: JobKey,
         job: &Job,
         key: UniqueKey,
         flushed_by: Option<Decision>,
     ) -> Option<KeptKey> {
         let of_job = &self.unique.of_jobs[key];
-        let digest = of_job.digest;
         let ended_at = flushed_by.map_or(self.now, |flush| flush.decided_at);
         let until = ended_at + Nanos::from_secs(of_job.ttl_secs);
-        // Since the flush another job may have taken the key. Without space or memory it is not kept; a
-        // delete has reserved both.
-        let is_kept = of_job.ttl_secs > 0
-            && until > self.now
-            && (flushed_by.is_none() || self.find_unique(digest, Some(job_key)).is_none())
-            && self.reserve_delete(Some(key)).is_ok();
+        // Without space or memory it is not kept; a delete has reserved both.
+        let is_kept =
+            of_job.ttl_secs > 0 && until > self.now && self.reserve_delete(Some(key)).is_ok();
         let KeyOfJob { digest, ttl_secs, .. } = self.unique.remove(key);
         is_kept.then(|| self.unique.add_kept(digest, ttl_secs, job.id, until))
     }
@@ -388,7 +382,7 @@ mod tests {
         let unique = Some((key.as_bytes(), ttl_secs));
         let new = queue.unique.new_key("a", unique, None, 0);
         queue.now = now;
-        let hit = queue.find_unique(new.digest, None);
+        let hit = queue.find_unique(new.digest);
         if hit.is_none() {
             let tube = queue.find_or_create_tube("a").unwrap();
             let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 60 };
@@ -455,7 +449,11 @@ mod tests {
         let mut queue = Queue::new(Settings::DEFAULT, Limits::DEFAULT);
         let mut client = connect(&mut queue);
         for id in 1..=MANY {
-            let ttl = if id % 2 == 0 { 10 } else { 0 };
+            let ttl = match id {
+                MANY => 2,
+                _ if id % 2 == 0 => 10,
+                _ => 0,
+            };
             assert_eq!(put(&mut queue, id, &id.to_string(), ttl, NOW), None);
             if id > 200 {
                 continue;
@@ -482,7 +480,7 @@ mod tests {
             assert_eq!(put(&mut queue, MANY + id, &id.to_string(), 0, secs(6)), None);
         }
         // The key of a job that is not freed has passed, and another job takes it.
-        assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(15)), None);
+        assert_eq!(put(&mut queue, 3 * MANY, &MANY.to_string(), 10, secs(8)), None);
         check(&queue, &client);
         queue.now = secs(14);
         let complete = Some((client.key, MANY - 100));
@@ -494,7 +492,7 @@ mod tests {
         assert_eq!(put(&mut queue, 0, "1", 0, secs(14)), ready(MANY + 1));
         assert_eq!(put(&mut queue, 0, "2", 0, secs(14)), deleted(2));
         // The flush of the buried ones was earlier.
-        assert_eq!(put(&mut queue, 4 * MANY, "102", 0, secs(12)), None);
+        assert_eq!(put(&mut queue, 4 * MANY, "102", 0, secs(14)), None);
         queue.now = secs(16);
         while queue.next_due() <= secs(16) {
             queue.tick();
