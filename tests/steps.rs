@@ -906,3 +906,23 @@ fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
     driver.settle();
     driver.check();
 }
+
+/// Jobs that are buried at one moment follow each other by nanoseconds, and so does the flush.
+#[test]
+fn a_job_that_is_buried_right_after_a_flush_is_not_flushed() {
+    let (mut driver, [worker, flusher, other]) = start_with(|it| {
+        it.settings.bury_after = NonZero::new(1);
+        it.limits.first_flush_work = 1;
+    });
+    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(101));
+    driver.ask(worker, "reserve-batch 100\r\n");
+    driver.end(worker, End::HangUp);
+    driver.receive(flusher, "flush-buried default\r\n");
+    driver.receive(other, "reserve-job 101\r\nbury 101 0\r\nstats-job 101\r\n");
+    driver.iterate();
+    assert_eq!(driver.take_text(flusher), "", "not all flushed jobs are freed");
+    assert!(driver.take_text(other).contains("state: buried\n"));
+    driver.settle();
+    assert_eq!(driver.take_text(flusher), "FLUSHED 100\r\n");
+    assert_eq!(driver.buried("default"), [101]);
+}
