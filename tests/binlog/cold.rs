@@ -367,6 +367,20 @@ fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
     }
 }
 
+/// The job came while the worker waited, with its body in memory.
+#[test]
+fn a_body_that_a_closed_worker_was_about_to_get_is_cold_again() {
+    let mut server = start();
+    let [worker, producer] = server.clients();
+    assert_eq!(server.send(worker, "reserve-batch 5 9\r\n"), "");
+    server.receive(producer, put(0, 0, 9, "hello"));
+    server.iterate();
+    assert_eq!(server.received(worker), b"", "its batch goes on in the next iteration");
+    server.end(worker, End::HangUp);
+    server.settle();
+    server.check();
+}
+
 #[test]
 fn a_ttr_that_begins_after_a_long_read_ends() {
     let mut server = start_with_late_reads();
