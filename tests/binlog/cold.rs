@@ -375,7 +375,7 @@ fn a_body_that_a_closed_worker_was_about_to_get_is_cold_again() {
     assert_eq!(server.send(worker, "reserve-batch 5 9\r\n"), "");
     server.receive(producer, put(0, 0, 9, "hello"));
     server.iterate();
-    assert_eq!(server.received(worker), b"", "its batch goes on in the next iteration");
+    assert_eq!(server.received(worker), b"", "its batch is made in several iterations");
     server.end(worker, End::HangUp);
     server.settle();
     server.check();
