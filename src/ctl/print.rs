@@ -94,12 +94,12 @@ impl Listing {
                 if ['>', ':'].contains(kind) { padding + &text } else { text + &padding }
             });
             let line = cells.collect::<Vec<_>>().join(&" ".repeat(gap));
-            writeln!(out, "{}", line.trim_end())?;
+            writeln!(out, "{}", cut(line.trim_end(), self.width, false))?;
         }
         Ok(())
     }
 
-    /// Returns the spaces between columns, and the widths at which the table fits.
+    /// Returns the spaces between columns, and the widths at which the table fits, unless its numbers are too wide.
     fn fitted(&self) -> (usize, Vec<usize>) {
         let mut widths = self.widths.clone();
         let total = |widths: &[usize], gap| widths.iter().map(|width| width + gap).sum::<usize>();
@@ -192,6 +192,11 @@ mod tests {
         assert!(lines.iter().all(|line| line.chars().count() == 80), "{text}");
         assert!(lines[1].starts_with("a---") && lines[1].ends_with("z     7"), "{}", lines[1]);
         assert!(lines[1].contains('…'));
+        // Columns of numbers are not cut, but a line is.
+        table.add(&Fields::of([("ready", "123456789".into())]), &[]).unwrap();
+        (table.width, out) = (12, Vec::new());
+        table.write(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "         12…\n");
         assert_eq!(cut("ab漢字cd", 5, false), "ab漢…");
         assert_eq!(cut("abcdefgh", 5, true), "ab…gh");
         assert_eq!(cut("abcdefgh", 6, true), "abc…gh");
