@@ -132,7 +132,8 @@ impl MediaType {
             let (own, _) = self.names();
             let specificity = own.iter().position(|own| own.eq_ignore_ascii_case(name))?;
             let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
-            Some((specificity, quality.map_or(1.0, |text| text.parse().unwrap_or(0.0))))
+            let number = |text: &str| text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
+            Some((specificity, quality.map_or(1.0, |text| number(text).unwrap_or(0.0))))
         });
         matching.max_by_key(|&(specificity, _)| specificity).map_or(0.0, |(_, quality)| quality)
     }
@@ -207,6 +208,7 @@ mod tests {
             (&["text/html;q=0, */*;q=0.1"], MediaType::Text),
             (&["*/*;q=0.9, text/html;q=0.1"], MediaType::Text),
             (&["text/plain;q=x, text/html;q=0.001"], MediaType::Html),
+            (&["text/plain;q=nan, application/json;q=2, text/html;q=0.1"], MediaType::Html),
             (&["image/png"], MediaType::Html),
             (&["text/plain;q=0"], MediaType::Html),
             (&["text"], MediaType::Html),
