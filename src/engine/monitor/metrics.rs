@@ -20,7 +20,7 @@ use crate::engine::protocol::stats;
 use crate::engine::queue::outcomes::End;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::store::Store;
-use crate::engine::text::JsonText;
+use crate::engine::text::is_unprintable;
 use crate::engine::time::Nanos;
 use std::fmt::{self, Display, Write};
 
@@ -207,11 +207,11 @@ fn write_process(server: &Store, to: &mut Samples<'_>) {
     to.family("beanstalkd_build_info").sample("", labels, 1);
     let labels = format_args!(
         "id=\"{}\",pid=\"{}\",hostname=\"{}\",os=\"{}\",platform=\"{}\"",
-        JsonText(&info.instance_id),
+        label(&info.instance_id),
         info.pid,
-        JsonText(&info.hostname),
-        JsonText(&info.os_version),
-        JsonText(&info.platform)
+        label(&info.hostname),
+        label(&info.os_version),
+        label(&info.platform)
     );
     to.family("beanstalkd_instance_info").sample("", labels, 1);
     to.one("process_start_time_seconds", seconds(info.started_at));
@@ -254,7 +254,7 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     let mut to = Samples::of_server(&mut text);
     to.one("beanstalkd_leading", 0_u8);
     if let Some(leader) = leader {
-        let labels = format_args!("leader=\"{}\"", JsonText(leader));
+        let labels = format_args!("leader=\"{}\"", label(leader));
         to.family("beanstalkd_leader_info").sample("", labels, 1);
     }
     text
@@ -417,6 +417,11 @@ impl Samples<'_> {
     }
 }
 
+/// Returns text as the value of a label. The format has no escapes for characters that a terminal may interpret.
+fn label(text: &str) -> String {
+    text.replace(is_unprintable, "\u{fffd}").replace('\\', r"\\").replace('"', "\\\"")
+}
+
 /// Returns a time or duration in seconds.
 fn seconds(time: Nanos) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a time of day is exact to 256 ns")]
@@ -445,6 +450,13 @@ mod tests {
             let mut words = line.splitn(3, ' ').skip(1);
             words.next().is_some_and(|kind| kinds.contains(&kind)) && words.next().is_some()
         }));
+    }
+
+    #[test]
+    fn labels_have_no_escape_that_prometheus_lacks() {
+        let text = standby_metrics(Some("a\"b\\c\td\ne\u{9b}"));
+        let sample = "beanstalkd_leader_info{leader=\"a\\\"b\\\\c\u{fffd}d\u{fffd}e\u{fffd}\"} 1\n";
+        assert!(text.ends_with(sample), "{text}");
     }
 
     #[test]
