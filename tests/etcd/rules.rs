@@ -535,6 +535,17 @@ fn rule_10_without_space_puts_are_refused_and_the_lease_is_kept() {
 }
 
 #[test]
+fn rule_10_without_space_no_server_leads_and_none_is_named_as_the_leader() {
+    let mut cluster = pair();
+    cluster.world().store.has_no_space = true;
+    cluster.kill(0);
+    cluster.run(10_000);
+    assert_eq!(cluster.server(1).standing(), Standing::Undecided);
+    cluster.world().store.has_no_space = false;
+    fail_over(&mut cluster);
+}
+
+#[test]
 fn rule_10_puts_are_refused_before_the_next_look_finds_that_etcd_is_full() {
     let mut cluster = pair();
     // Three eighths of the quota are left for puts.

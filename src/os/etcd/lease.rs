@@ -67,8 +67,6 @@ impl Member {
         let failure = match ask_again(async || self.try_to_lead().await, goes_on).await {
             Ok(lease) => {
                 warn!("leading {}", self.keys.prefix);
-                // The log is read before that is reported.
-                self.shared.set_standing(Ok(Standing::Undecided));
                 self.shared.won.notify_one();
                 tokio::spawn(self.clone().watch_space());
                 self.keep(&lease).await
@@ -88,6 +86,8 @@ impl Member {
                 self.stand_by(leader, found.revision).await;
                 continue;
             }
+            // Until this server has read the log, or finds another leader.
+            self.shared.set_standing(Ok(Standing::Undecided));
             let sent_at = self.shared.now();
             let ttl_secs = self.etcd.lease_ttl_secs;
             let lease = self.nodes.ask(|node| node.grant(ttl_secs)).await?;
