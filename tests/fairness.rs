@@ -221,6 +221,9 @@ fn jobs_with_keys_move_in_shorter_steps() {
     assert_eq!(server.driver.facts().reserved, JOBS as u64 / 2);
     server.driver.end(holder, End::HangUp);
     server.until(JOBS / 800..=JOBS, MOST, |driver| driver.facts().reserved == 0);
+    server.driver.receive(producer, "flush-tube default\r\n");
+    server.driver.iterate();
+    server.until_idle(JOBS / 400..=JOBS, 1);
 }
 
 /// All slots of the ready jobs of a paused tube are taken by jobs of another one.
@@ -432,6 +435,22 @@ fn slots_for_which_many_tubes_wait_are_offered_in_steps() {
         let reply = server.reply(worker, "\r\n\r\n", if is_delete { 1..=3 } else { 9..=60 });
         assert!(reply.starts_with(&format!("RESERVED_BATCH {KEYS}\r\n")), "{frees}: {reply}");
     }
+}
+
+/// A put raises the limit of a key, and a client waits at each tube for which it blocked a job.
+#[test]
+fn blocked_jobs_of_5000_waiters_are_given_out_in_steps() {
+    const JOBS: usize = 5_000;
+    let (mut server, [producer]) = Server::with_clients();
+    server.driver.ask(producer, "put 0 0 9000 0 con:a\r\n\r\nreserve\r\n");
+    for tube in 0..JOBS {
+        let waiter = server.driver.connect();
+        server.driver.ask(producer, format!("put-in-tube {tube} 0 0 9000 0 con:a\r\n\r\n"));
+        server.driver.receive(waiter, format!("watch {tube}\r\nreserve\r\n"));
+    }
+    server.driver.settle();
+    server.driver.receive(producer, "put 0 0 9000 0 con:a:9000\r\n\r\n");
+    server.until(JOBS / 128..=JOBS, 128, |driver| driver.facts().reserved == JOBS as u64 + 1);
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn pauses_that_have_ended_give_the_best_job_of_all_their_tubes_first() {
 /// One step offers the job of one tube.
 #[test]
 fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {
-    let limits = Limits { offers_per_step: 1, ..Limits::DEFAULT };
+    let limits = Limits { offers_work: 1, ..Limits::DEFAULT };
     for batch in [false, true] {
         let (mut driver, [holder, worker]) = start(limits);
         driver.ask(holder, "put 0 0 9 0 con:k\r\n\r\nreserve\r\n");

@@ -62,8 +62,9 @@ limits! {
     /// The jobs that a `reserve-batch` reserves in an iteration, and a `delete-batch` deletes, so that a step
     /// takes less than 1 ms, even if a million jobs are ready, or each has a key.
     jobs_per_batch_step: usize = 256,
-    /// The parked jobs of groups with a free slot that are offered in one step, each in about 1 us.
-    offers_per_step: usize = 256,
+    /// The units of a step that offers parked jobs of groups with a free slot: 256 jobs in about 1 us each; fewer if
+    /// it wakes connections.
+    offers_work: usize = 1024,
     /// The jobs that a kick moves in an iteration, in less than 1 ms; fewer if it wakes connections.
     jobs_per_kick_step: usize = 1024,
     /// The waiting connections that the end of a pause by command wakes in an iteration.

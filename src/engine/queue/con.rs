@@ -203,12 +203,10 @@ impl Queue {
 
     #[cold]
     fn offer_freed(&mut self) {
-        for _ in 0..self.limits.offers_per_step {
-            let groups = &mut self.unique.groups;
-            if !groups.has_freed() {
-                return;
-            }
+        let rest = self.work.give(self.limits.offers_work);
+        while self.work.is_left() && self.unique.groups.has_freed() {
             self.work.spend(WORK_PER_CHANGE);
+            let groups = &mut self.unique.groups;
             let Some(first) = groups.next_to_offer() else { continue };
             let job = groups.members[first].job;
             groups.unpark(first);
@@ -220,6 +218,7 @@ impl Queue {
                 self.announce(job, tube);
             }
         }
+        self.work.end(rest);
     }
 
     /// Returns when the next tick offers parked jobs: at once if some can be.
@@ -238,6 +237,7 @@ impl Queue {
     /// Takes a flushed job out of its group, before it is freed.
     pub(super) fn forget_flushed(&mut self, job: JobKey) {
         let Some(key) = self.member_key(job) else { return };
+        self.work.spend(WORK_PER_CHANGE);
         let groups = &mut self.unique.groups;
         match self.jobs[job].state {
             State::Ready(_) => {
