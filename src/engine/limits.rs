@@ -119,6 +119,8 @@ limits! {
     move_debt_bytes: usize = 4 * 1024 * 1024,
     /// The bytes that an idle step of compaction moves, each millisecond.
     idle_move_bytes: usize = 64 * 1024,
+    /// The bytes of jobs that a start moves out of damaged files before clients are served, in about 0.3 s.
+    moved_at_start_bytes: usize = 32 * 1024 * 1024,
     /// The files that a commit removes, because a removal takes a few milliseconds.
     removals_per_commit: usize = 2,
     /// The files that a commit removes if the first one is small.

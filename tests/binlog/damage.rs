@@ -1,7 +1,7 @@
 //! Damaged files: flipped bits, torn tails and records inside bodies cost at most what they hit.
 //! `fuzz_smoke` starts the server on any bytes.
 
-use crate::harness::driver::{Nanos, Options, START, damage};
+use crate::harness::driver::{Limits, Nanos, Options, START, damage};
 use crate::harness::fake_disk::{FakeDisk, Files};
 use crate::harness::instance::Instance;
 use crate::harness::record::{FILE_HEAD_LEN, READY, Record, VERSION_7};
@@ -105,6 +105,29 @@ fn a_file_without_an_intact_record_is_kept_as_it_was() {
         let kept = disk.live_files().remove(&format!("{name}.damaged"));
         assert!(kept.as_ref() == files.get(name), "{name} is not kept as it was");
     }
+}
+
+#[test]
+fn jobs_before_a_damaged_file_are_moved_while_clients_are_served() {
+    const JOBS: usize = 200;
+    let (disk, mut server) = start(SMALL_FILES);
+    server.put_all(JOBS as u64, [b'x'; 400]);
+    server.close();
+    let mut files = disk.live_files();
+    let bytes: usize = files.values().map(Vec::len).sum();
+    let name = last_of(&files).clone();
+    files.get_mut(&name).unwrap()[FILE_HEAD_LEN + HEAD_LEN] ^= 1;
+    let disk = FakeDisk::with_files(&files);
+    let limits = Limits { moved_at_start_bytes: 2000, ..Limits::DEFAULT };
+    let mut again = Instance::start(&disk, Options { limits, ..SMALL_FILES }, server.now);
+    assert_eq!(again.recovered.jobs, JOBS as u64 - 1);
+    let taken: usize = disk.live_files().values().map(Vec::len).sum();
+    assert!(taken < bytes + bytes / 2, "{taken} bytes at the start, and {bytes} before");
+    assert!(disk.live_files().contains_key(&name), "{name} is gone before its jobs are moved");
+    again.idle(1000);
+    assert!(disk.live_files()[&format!("{name}.damaged")] == files[&name], "{name} has changed");
+    assert!(!disk.live_files().contains_key(&name), "{name} is still there");
+    assert_eq!(again.stat("current-jobs-ready"), JOBS as u64 - 1);
 }
 
 #[test]

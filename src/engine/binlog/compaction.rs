@@ -52,7 +52,7 @@ const DRAINED_PAUSE: Nanos = Nanos::from_secs(1);
 impl Binlog {
     // ---- When ----
 
-    /// Returns whether there is too much garbage.
+    /// Returns whether there is too much garbage, or a file is damaged.
     ///
     /// All files together hold live records, room for deletes, headroom, and garbage. The sum stays below
     /// three times the live bytes plus two files if the garbage stays below twice the live bytes minus the
@@ -63,7 +63,7 @@ impl Binlog {
         if self.files.current == 0 || self.has_failed() {
             return false;
         }
-        if self.must_free() {
+        if self.must_free() || self.files.sums.has_damaged {
             return true;
         }
         let (live, closed) = (self.files.live_bytes, self.files.sums.closed_bytes);
@@ -157,7 +157,8 @@ impl Binlog {
         let has_space = !must_fit || file.is_some();
         self.compaction.blocked_disk_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
         self.compaction.emptied.take_if(|_| !has_space);
-        let found = file.and_then(|(number, _)| self.reserve_first_of(number));
+        let found = file.and_then(|(number, _)| self.files.by_number(number).first_owner());
+        let found = found.filter(|&owner| self.reserve_move(owner));
         self.set_blocked(found.is_none());
         found
     }
@@ -180,20 +181,11 @@ impl Binlog {
         file.map(|file| (file.number, file.live_bytes))
     }
 
-    /// Returns a job or kept key to be moved out of damaged files, if there is space. The caller moves
-    /// it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
-    pub fn next_in_damaged_file(&mut self) -> Option<Owner> {
-        self.files.count_free(self.sync.begun);
-        // A damaged file leaves only as the oldest one.
-        let last = self.files.list.iter().rfind(|file| file.is_damaged)?.number;
-        let oldest = self.files.closed().find(|file| file.free_since.is_none())?.number;
-        if oldest > last { None } else { self.reserve_first_of(oldest) }
-    }
-
-    /// Reserves space for the first job of a file.
-    fn reserve_first_of(&mut self, number: FileNumber) -> Option<Owner> {
-        let first = self.files.by_number(number).first_owner();
-        first.filter(|&owner| self.reserve_move(owner))
+    /// Lets jobs be moved at the start if a file is damaged. Idle steps move what would take too long.
+    pub fn move_at_start(&mut self) {
+        if self.files.sums.has_damaged {
+            self.compaction.debt_bytes = self.limits.moved_at_start_bytes as u64;
+        }
     }
 
     /// Notes whether the next job cannot be moved now.
@@ -259,7 +251,8 @@ impl Files {
     fn next_to_empty(&self, most_live: u64) -> Option<usize> {
         let mut best: Option<(u128, u128, usize)> = None;
         let mut older = None;
-        let may_leave_gaps = self.gaps_left() > 0;
+        // A damaged file leaves only as the oldest one.
+        let may_leave_gaps = self.gaps_left() > 0 && !self.sums.has_damaged;
         for (index, start) in self.closed().enumerate() {
             if start.free_since.is_some() {
                 continue;

@@ -74,6 +74,8 @@ pub struct Sums {
     /// The bytes that closed files take on the disk, without free ones, and the bytes of their records.
     pub closed_bytes: u64,
     pub closed_records: u64,
+    /// One of these files is damaged.
+    pub has_damaged: bool,
     /// The number of short records that fit in the prepared files.
     pub prepared_room: u64,
     /// The length of the head of the next file in bytes, with the records of gaps.
@@ -285,6 +287,7 @@ impl Files {
             } else if index < self.current {
                 sums.closed_bytes += bytes;
                 sums.closed_records += file.records_len();
+                sums.has_damaged |= file.is_damaged;
             } else if index > self.current {
                 sums.prepared_room += file.size.saturating_sub(head_len) / SHORT;
             }

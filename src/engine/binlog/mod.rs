@@ -263,6 +263,7 @@ impl Binlog {
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.
     pub fn note_damage(&mut self, key: JobKey) {
         self.files.by_number(self.file_of(key)).is_damaged = true;
+        self.files.recount();
     }
 
     // ---- Time ----

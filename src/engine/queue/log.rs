@@ -153,22 +153,10 @@ impl Queue {
         }
     }
 
-    /// Moves all jobs out of damaged files, or as many as there is space for.
-    pub(super) fn empty_damaged_files(&mut self) {
-        while let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_in_damaged_file) {
-            // A record that cannot be read is lost, or stays until the next start.
-            let is_moved = self.move_in_binlog(owner, true);
-            let stays = matches!(owner, Owner::Job(job) if self.jobs.get(job).is_some());
-            if !is_moved && stays {
-                break;
-            }
-        }
-    }
-
     /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
-    fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
+    pub(super) fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
         match owner {
             Owner::Job(key) if self.jobs[key].body.is_cold() => self.move_cold(key, may_wait),
             Owner::Job(key) => {

@@ -3,7 +3,7 @@
 //! Records are applied in the order in which they were made; [`history`] decides what they mean together.
 //! Then each job enters the structure of the state in its last record. Damage is logged with its file and
 //! offset. A job whose full record is damaged stays as an older file has it, or is lost. A damaged file is
-//! renamed when its intact jobs are in a new one.
+//! renamed when its intact jobs and those of older files are in a new one: at the start, or while clients are served.
 //!
 //! A function that returns `TryReserveError` found too little memory for the jobs.
 //!
@@ -143,14 +143,18 @@ impl Queue {
         to_rewrite.into_iter().for_each(|key| self.rewrite(key));
     }
 
+    /// Moves jobs out of damaged files, as many as the start has time for, and renames those that are not needed.
     fn quarantine_damaged_files(&mut self) -> Result<(), BinlogError> {
-        self.empty_damaged_files();
+        self.binlog.iter_mut().for_each(Binlog::move_at_start);
+        while let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
+            && self.move_in_binlog(owner, true)
+        {}
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
         };
         binlog.remove_all(self.now)?;
         if binlog.has_damaged() {
-            warn!("damaged files are still needed or cannot be renamed; keeping them");
+            warn!("damaged files are still needed, or cannot be renamed; keeping them until then");
         }
         Ok(())
     }
