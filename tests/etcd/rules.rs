@@ -485,6 +485,19 @@ fn rule_7_no_command_waits_for_a_read_that_is_lost() {
 }
 
 #[test]
+fn rule_7_no_reply_waits_long_for_a_chunk_that_is_read_back() {
+    for reads in 0..3 {
+        let mut cluster = single();
+        cluster.script(0, Kind::Write, [Fault::unknown(&[1])]);
+        let before = vec![Fault::none(); reads];
+        cluster.script(0, Kind::Read, before.into_iter().chain([Fault::lost_answer()]));
+        cluster.put(0, b"next");
+        let took_ms = cluster.settle();
+        assert!(took_ms <= 1_000 * u64::from(TTL_SECS), "{took_ms} ms if read {reads} is lost");
+    }
+}
+
+#[test]
 fn rule_8_the_next_server_leads_at_once_after_a_clean_end() {
     let mut cluster = pair();
     cluster.put(0, b"last");

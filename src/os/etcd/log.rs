@@ -425,7 +425,9 @@ impl Log {
         }
         if !self.is_made(when, puts).await? {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
-            let found = self.member.nodes.page(&[(key, GetOptions::new())]).await?;
+            // A chunk takes longer than other answers, but a lost answer must not take longer than the lease.
+            let nodes = &mut self.member.nodes;
+            let (found, _) = nodes.read(4 * nodes.timeout, &[(key, GetOptions::new())]).await?;
             let found = found[0].first().and_then(|pair| Chunk::decode(pair.value()));
             let is_own = |chunk: &Chunk<'_>| {
                 (chunk.file, chunk.offset) == (number, offset)
