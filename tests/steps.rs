@@ -798,7 +798,7 @@ fn pages_of_clients_are_refused_when_they_take_too_much_memory() {
     for _ in 0..2 {
         clients.iter().for_each(|&client| driver.receive(client, "list-clients 1000\r\n"));
         driver.iterate();
-        // The page of one that is closed takes nothing.
+        // The page of one that hangs up meanwhile is made, and takes nothing then.
         let closed = clients.iter().find(|&&client| driver.is_in_steps(client));
         driver.end(*closed.expect("a page is made in several iterations"), End::HangUp);
         for _ in 0..300 {

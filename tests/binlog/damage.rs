@@ -118,7 +118,7 @@ fn jobs_before_a_damaged_file_are_moved_while_clients_are_served() {
     let name = last_of(&files).clone();
     files.get_mut(&name).unwrap()[FILE_HEAD_LEN + HEAD_LEN] ^= 1;
     let disk = FakeDisk::with_files(&files);
-    let limits = Limits { moved_at_start_bytes: 2000, ..Limits::DEFAULT };
+    let limits = Limits { moved_at_start_bytes: 4096, ..Limits::DEFAULT };
     let mut again = Instance::start(&disk, Options { limits, ..SMALL_FILES }, server.now);
     assert_eq!(again.recovered.jobs, JOBS as u64 - 1);
     let taken: usize = disk.live_files().values().map(Vec::len).sum();

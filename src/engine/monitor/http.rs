@@ -133,7 +133,7 @@ impl MediaType {
             let specificity = own.iter().position(|own| own.eq_ignore_ascii_case(name))?;
             let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
             let number = |text: &str| text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
-            Some((specificity, quality.map_or(1.0, |text| number(text).unwrap_or(0.0))))
+            Some((specificity, quality.map_or(Some(1.0), number).unwrap_or(0.0)))
         });
         matching.max_by_key(|&(specificity, _)| specificity).map_or(0.0, |(_, quality)| quality)
     }

@@ -130,17 +130,18 @@ impl Queue {
     #[inline]
     pub fn compact(&mut self) {
         if self.binlog.as_ref().is_some_and(Binlog::must_move) {
-            self.move_jobs();
+            self.move_jobs(self.limits.moved_at_once_bytes, false);
         }
     }
 
-    fn move_jobs(&mut self) {
-        let rest = self.work.give(self.limits.moved_at_once_bytes / MOVED_BYTES_PER_WORK);
+    /// Moves about `most_bytes` of what compaction moves now. A read is waited for only if it `may_wait`.
+    pub(super) fn move_jobs(&mut self, most_bytes: usize, may_wait: bool) {
+        let rest = self.work.give(most_bytes / MOVED_BYTES_PER_WORK);
         while self.work.is_left()
             && let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
             // A record after that of the flush would bring the job back.
             && !matches!(owner, Owner::Job(job) if self.is_flushed(&self.jobs[job]))
-            && self.move_in_binlog(owner, false)
+            && self.move_in_binlog(owner, may_wait)
         {}
         self.work.end(rest);
     }
@@ -156,7 +157,7 @@ impl Queue {
     /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
-    pub(super) fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
+    fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
         match owner {
             Owner::Job(key) if self.jobs[key].body.is_cold() => self.move_cold(key, may_wait),
             Owner::Job(key) => {

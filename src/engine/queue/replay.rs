@@ -146,9 +146,7 @@ impl Queue {
     /// Moves jobs out of damaged files, as many as the start has time for, and renames those that are not needed.
     fn quarantine_damaged_files(&mut self) -> Result<(), BinlogError> {
         self.binlog.iter_mut().for_each(Binlog::move_at_start);
-        while let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
-            && self.move_in_binlog(owner, true)
-        {}
+        self.move_jobs(self.limits.moved_at_start_bytes, true);
         let Some(binlog) = self.binlog.as_mut().filter(|binlog| binlog.has_damaged()) else {
             return Ok(());
         };
