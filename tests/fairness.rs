@@ -130,14 +130,6 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.driver.check();
-        }
-    }
-}
-
 #[test]
 fn a_reserve_over_40000_tubes_finds_the_best_job_in_steps() {
     const WATCHES: usize = 40_000;

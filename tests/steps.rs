@@ -4,7 +4,7 @@
 mod harness;
 
 use harness::driver::{Client, Driver, End, Facts, Limits, Nanos, Options, START};
-use harness::fake_disk::{FakeDisk, Faults};
+use harness::fake_disk::FakeDisk;
 use harness::reply::numbers;
 use harness::yaml;
 use std::collections::BTreeSet;
@@ -74,7 +74,6 @@ fn a_closing_connection_leaves_jobs_to_workers_that_have_them() {
     for &worker in &workers {
         assert_eq!(driver.ask(worker, "touch-all\r\n"), "TOUCHED_ALL 1\r\n");
     }
-    driver.check();
 }
 
 /// They were sent after it, and arrive in the same iteration.
@@ -92,7 +91,6 @@ fn the_commands_of_others_see_a_close_before_them() {
         let replies = driver.take_text(other);
         assert!(replies.starts_with("DELETED\r\nOK 14\r\n---\n- default\n\r\n"), "{replies}");
         assert_eq!(yaml::number(&replies, "current-connections"), 1);
-        driver.check();
     }
 }
 
@@ -104,7 +102,6 @@ fn a_delay_ends_before_a_pause_that_ends_later() {
     assert_eq!(driver.ask(worker, "reserve\r\n"), "");
     be_late(&mut driver, Nanos::from_secs(3));
     assert_eq!(driver.take_text(worker), "RESERVED 2 0\r\n\r\n");
-    driver.check();
 }
 
 /// Between two steps there may be a sync.
@@ -135,7 +132,6 @@ fn the_ttrs_of_a_batch_begin_with_its_reply() {
             let stats = driver.ask(producer, format!("stats-job {id}\r\n"));
             assert!(stats.contains("\nreserves: 1\ntimeouts: 0\n"), "{stats}");
         }
-        driver.check();
     }
 }
 
@@ -181,7 +177,6 @@ fn a_reserve_without_a_wait_finds_each_job_whose_slot_is_free() {
             ("reserve-with-timeout 0\r\n", "RESERVED 5 0\r\n\r\n")
         };
         assert_eq!(driver.ask(worker, reserve), reply);
-        driver.check();
     }
 }
 
@@ -206,10 +201,8 @@ fn commands_of_a_client_that_does_not_read_run_when_others_have_read() {
 /// Until the reply the TTRs of its jobs do not run, so the reply does not wait for the client to read.
 #[test]
 fn a_batch_of_a_client_that_does_not_read_keeps_no_job_for_good() {
-    let mut options = Options::DEFAULT;
-    options.settings.max_memory_bytes = 1 << 20;
-    let mut driver = Driver::new(options, START);
-    let [reader, worker, other] = driver.clients();
+    let (mut driver, [reader, worker, other]) =
+        start_with(|it| it.settings.max_memory_bytes = 1 << 20);
     [reader, worker].into_iter().for_each(|client| driver.set_room(client, Some(0)));
     driver.receive(worker, "stats\r\nreserve-batch 10 100\r\n");
     driver.settle();
@@ -217,8 +210,7 @@ fn a_batch_of_a_client_that_does_not_read_keeps_no_job_for_good() {
     driver.settle();
     assert_eq!(driver.ask(other, "put 0 0 1 0\r\n\r\n"), "INSERTED 1\r\n");
     assert_eq!(driver.facts().reserved, 1);
-    driver.now = driver.now + Nanos::from_millis(1_001);
-    driver.settle();
+    be_late(&mut driver, Nanos::from_millis(1_001));
     assert_eq!(driver.facts().ready, 1);
     driver.set_room(worker, None);
     driver.settle();
@@ -242,7 +234,6 @@ fn jobs_that_come_back_during_a_touch_all_are_not_counted() {
     assert_eq!(text, format!("TOUCHED_ALL {left}\r\n"), "jobs that have come back are counted");
     let taken = driver.ask(other, "reserve-batch 10\r\n");
     assert!(taken.starts_with(&format!("RESERVED_BATCH {}\r\n", 10 - left)), "{taken}");
-    driver.check();
 }
 
 /// Jobs of a batch come back and are taken by another worker before the batch is full: no job is in both
@@ -267,7 +258,6 @@ fn a_job_that_comes_back_during_a_batch_has_one_worker() {
         let count = numbers(&text, "RESERVED ").len();
         assert_eq!(driver.ask(client, "touch-all\r\n"), format!("TOUCHED_ALL {count}\r\n"));
     }
-    driver.check();
 }
 
 /// Returns a server with a worker that has reserved jobs, and with buried and delayed jobs, 400 each. Their
@@ -287,7 +277,6 @@ fn server_with_jobs_in_each_state() -> (Driver, Client) {
     for id in &ids[400..] {
         assert_eq!(driver.ask(worker, format!("bury {id} {}\r\n", id * 31 % 97)), "BURIED\r\n");
     }
-    driver.check();
     (driver, worker)
 }
 
@@ -313,7 +302,6 @@ fn jobs_that_come_back_need_no_memory() {
     assert!(driver.facts().reserved > 0);
     driver.end(worker, End::HangUp);
     driver.advance(Nanos::from_secs(30));
-    driver.check();
     let facts = driver.facts();
     assert_eq!((facts.reserved, facts.buried, facts.ready + facts.delayed), (0, 0, 1_200));
     assert_eq!(facts.delayed, 0, "the longest delay has ended");
@@ -330,8 +318,7 @@ fn jobs_that_come_back_need_no_memory() {
 /// are not deleted, and the rest follows.
 #[test]
 fn a_delete_that_is_refused_in_a_batch_ends_no_other() {
-    let mut driver = Driver::new(Options::DEFAULT, START);
-    let client = driver.connect();
+    let (mut driver, [client]) = start(Limits::DEFAULT);
     for keys in ["", " idp:a:60", ""] {
         driver.ask(client, format!("put 0 0 9 1{keys}\r\nx\r\n"));
     }
@@ -352,8 +339,7 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
         Driver::refuse_memory_after(usize::MAX);
-        let mut driver = Driver::new(Options::DEFAULT, START);
-        let mut clients: Vec<Client> = (0..4).map(|_| driver.connect()).collect();
+        let (mut driver, mut clients) = start::<4>(Limits::DEFAULT);
         let (mut last_id, mut jobs) = (0, 0);
         for _ in 0..1_500 {
             let client = random.usize(..clients.len());
@@ -404,7 +390,6 @@ fn no_job_is_lost_while_memory_comes_and_goes() {
         }
         Driver::refuse_memory_after(usize::MAX);
         driver.advance(Nanos::from_secs(60));
-        driver.check();
         assert_eq!(driver.facts().delayed, 0, "seed {seed}");
     }
 }
@@ -525,7 +510,6 @@ fn each_command_survives_each_refused_allocation() {
             let put = "put-in-tube other 0 0 9 1\r\nz\r\n";
             assert!(driver.ask(client, put).starts_with("INSERTED"), "{what}");
             assert!(driver.take_text(other).ends_with("1\r\nz\r\n"), "{what}");
-            driver.check();
             if !is_refused {
                 break;
             }
@@ -536,11 +520,8 @@ fn each_command_survives_each_refused_allocation() {
 /// Two bodies that arrive at the same time are not both stored if one of them fits.
 #[test]
 fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
-    let mut options = Options::DEFAULT;
     // Each of these jobs takes 1,110 bytes. The 600 that are left suffice for what is smaller.
-    options.settings.max_memory_bytes = 100_500;
-    let mut driver = Driver::new(options, START);
-    let [first, second] = [(); 2].map(|()| driver.connect());
+    let (mut driver, [first, second]) = start_with(|it| it.settings.max_memory_bytes = 100_500);
     let put = format!("put 0 0 9 1000\r\n{}\r\n", "x".repeat(1_000));
     let count = (0..200).take_while(|_| driver.ask(first, &put) != "OUT_OF_MEMORY\r\n").count();
     assert!((80..100).contains(&count), "{count} jobs of 1000 bytes");
@@ -555,7 +536,6 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
     driver.set_draining(true);
     let large = format!("put 0 0 9 60000\r\n{}\r\n", "x".repeat(60_000));
     assert_eq!(driver.ask(first, large), "DRAINING\r\n");
-    driver.check();
 }
 
 /// A long list of tubes is shared, but not with a client that has asked since it was begun.
@@ -596,12 +576,11 @@ fn a_list_of_tubes_is_sent_to_many_clients_in_several_iterations() {
 /// An eighth of the memory is for lists, and as much for replies.
 #[test]
 fn a_single_reply_and_a_single_list_may_take_more_than_their_limit() {
-    let mut options = Options::DEFAULT;
-    options.limits =
-        Limits { names_per_list_step: 5, shared_work: 1, least_share_work: 1, ..options.limits };
-    options.settings.max_memory_bytes = 2_400;
-    let mut driver = Driver::new(options, START);
-    let [watcher, gone, other] = driver.clients();
+    let (mut driver, [watcher, gone, other]) = start_with(|it| {
+        it.limits =
+            Limits { names_per_list_step: 5, shared_work: 1, least_share_work: 1, ..it.limits };
+        it.settings.max_memory_bytes = 2_400;
+    });
     for tube in 0..40 {
         driver.ask(watcher, format!("watch a-tube-with-a-long-name-{tube}\r\n"));
     }
@@ -702,7 +681,6 @@ fn a_flushed_job_that_waited_for_its_group_is_given_to_no_worker() {
     driver.advance(Nanos::from_millis(1));
     assert_eq!(driver.take_text(flusher), "FLUSHED 5001\r\n");
     assert_eq!(driver.take_text(worker), "WATCHING 2\r\n");
-    driver.check();
 }
 
 /// A new connection may have the number of one that has begun a flush and is gone.
@@ -723,11 +701,10 @@ fn the_reply_to_a_flush_is_sent_to_no_other_client() {
 /// A worker whose job is flushed while its body is read waits as long as before.
 #[test]
 fn a_worker_whose_job_is_flushed_keeps_its_place() {
-    let mut options = Options::DEFAULT;
-    options.settings.body_cache_bytes = Some(0);
     let disk = FakeDisk::default();
-    *disk.faults() = Faults { reads_late: true, reads_left: Some(0), ..Faults::default() };
-    let mut driver = Driver::start(options, Some(disk.boxed()), START).expect("the disk works");
+    disk.hold_reads(true);
+    let driver = Driver::start(Options::DEFAULT.cold(), Some(disk.boxed()), START);
+    let mut driver = driver.expect("the disk works");
     let [first, second, other] = driver.clients();
     driver.ask(other, "put 0 0 9 1\r\na\r\n");
     assert_eq!(driver.ask(first, "reserve\r\n"), "");
@@ -735,7 +712,7 @@ fn a_worker_whose_job_is_flushed_keeps_its_place() {
     let reply = driver.ask(other, "flush-tube default\r\n");
     driver.advance(Nanos::from_millis(1));
     assert_eq!(reply + &driver.take_text(other), "FLUSHED 1\r\n");
-    *disk.faults() = Faults::default();
+    disk.hold_reads(false);
     driver.settle();
     driver.ask(other, "put 0 0 9 1\r\nb\r\n");
     assert_eq!(driver.take_text(first), "RESERVED 2 1\r\nb\r\n");
@@ -783,18 +760,15 @@ fn a_list_of_clients_has_each_that_stays() {
     driver.iterate();
     let page = driver.take_text(first);
     assert!(driver.facts().closing == 1 && page.contains("\n- {id: 6,"), "{page}");
-    driver.check();
 }
 
 /// The pages of clients that are being made are in the limit of memory.
 #[test]
 fn pages_of_clients_are_refused_when_they_take_too_much_memory() {
-    let mut options = Options::DEFAULT;
-    // An eighth is for input, text and pages: four pages of these clients.
-    options.settings.max_memory_bytes = 1024 * 1024;
-    options.limits.iteration_work = 200;
-    let mut driver = Driver::new(options, START);
-    let clients: Vec<Client> = (0..300).map(|_| driver.connect()).collect();
+    // An eighth of the memory is for input, text and pages: four pages of these clients.
+    let (mut driver, clients) = start_with::<300>(|it| {
+        (it.settings.max_memory_bytes, it.limits.iteration_work) = (1024 * 1024, 200);
+    });
     for _ in 0..2 {
         clients.iter().for_each(|&client| driver.receive(client, "list-clients 1000\r\n"));
         driver.iterate();
@@ -827,7 +801,6 @@ fn a_page_of_jobs_of_a_removed_tube_shows_no_other_tube() {
     assert_eq!(driver.take_text(lister), "NOT_FOUND\r\n");
     let page = driver.ask(lister, "list-jobs new any 10\r\n");
     assert!(page.contains("next: 0\n") && page.contains("- {id: 5002,"), "{page}");
-    driver.check();
 }
 
 /// A job that has left the state meanwhile is left out.
@@ -905,7 +878,6 @@ fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
     }
     assert_eq!(driver.take_text(first), "", "10,000 jobs are freed in six steps");
     driver.settle();
-    driver.check();
 }
 
 /// Jobs that are buried at one moment follow each other by nanoseconds, and so does the flush.

@@ -286,6 +286,15 @@ impl Link {
     }
 }
 
+/// The invariants hold at the end of each test. Those of a binlog end with a stop or an error.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && self.server.store().queue.binlog.is_none() {
+            self.check();
+        }
+    }
+}
+
 /// A server that is not idle after this many iterations never is.
 const MOST_ITERATIONS: usize = 10_000_000;
 
