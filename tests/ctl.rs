@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write, read_to_string};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -25,14 +26,18 @@ use tempfile::TempDir;
 /// Returns the tool with these arguments, in which `~` stands for a space.
 fn tool(arguments: &str) -> Command {
     let arguments = arguments.split_whitespace().map(|argument| argument.replace('~', " "));
-    command(env!("CARGO_BIN_EXE_beanstalkctl"), arguments)
+    command(TOOL, arguments)
 }
 
-/// A server, and where it listens.
+const TOOL: &str = env!("CARGO_BIN_EXE_beanstalkctl");
+
+/// Where a server, or a fake of one, listens.
+struct Place(String);
+
 struct Server {
     /// Whether it has the commands that C beanstalkd lacks.
     is_ours: bool,
-    place: String,
+    place: Place,
     address: SockAddr,
     daemon: Daemon,
     directory: TempDir,
@@ -46,11 +51,19 @@ struct Done {
     err: String,
 }
 
+impl Deref for Server {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
 impl Server {
     fn ours(flags: &[&str]) -> Server {
         let (daemon, address) = Daemon::on_loopback(flags);
         let directory = tempfile::tempdir().unwrap();
-        let (place, address) = (address.to_string(), address.into());
+        let (place, address) = (Place(address.to_string()), address.into());
         Server { is_ours: true, place, address, daemon, directory }
     }
 
@@ -69,7 +82,7 @@ impl Server {
         let place = format!("unix:{}", path_text(&path));
         let daemon = Daemon::start(program, &["-l", &place]);
         process::connect_when_ready(&unix(&path));
-        Server { is_ours, place, address: unix(&path), daemon, directory }
+        Server { is_ours, place: Place(place), address: unix(&path), daemon, directory }
     }
 
     fn client(&self) -> Client {
@@ -81,19 +94,6 @@ impl Server {
         Client::in_tube(self.address.clone(), tube)
     }
 
-    fn command(&self, arguments: &str) -> Command {
-        tool(&format!("-s {} {arguments}", self.place))
-    }
-
-    fn run(&self, arguments: &str) -> Done {
-        done(run_command(self.command(arguments)))
-    }
-
-    /// Starts the tool, whose output the test reads.
-    fn spawn(&self, arguments: &str) -> Process {
-        Process::spawn(self.command(arguments).stdout(Stdio::piped()))
-    }
-
     /// Runs the tool with standard input.
     fn feed(&self, arguments: &str, input: &[u8]) -> Done {
         let path = self.directory.path().join("input");
@@ -101,31 +101,6 @@ impl Server {
         let mut command = self.command(arguments);
         command.stdin(File::open(path).unwrap());
         done(run_command(command))
-    }
-
-    /// Runs the tool, which must succeed, and returns its output.
-    #[track_caller]
-    fn ok(&self, arguments: &str) -> String {
-        let done = self.run(arguments);
-        assert_eq!((done.code, done.err.as_str()), (0, ""), "{arguments:?}: {}", done.out);
-        done.out
-    }
-
-    /// Runs the tool, and asserts its exit code, output and a part of its errors.
-    #[track_caller]
-    fn expect(&self, arguments: &str, code: i32, out: &str, err: &str) {
-        let done = self.run(arguments);
-        assert_eq!((done.code, done.out.as_str()), (code, out), "{arguments:?}: {}", done.err);
-        let is_as_expected =
-            if err.is_empty() { done.err.is_empty() } else { done.err.contains(err) };
-        assert!(is_as_expected, "{arguments:?}: {}", done.err);
-    }
-
-    /// Returns the objects that the tool prints with `--json`.
-    #[track_caller]
-    fn json(&self, arguments: &str) -> Vec<Value> {
-        let out = self.ok(&format!("{arguments} --json"));
-        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Returns a number of the statistics of a tube; 0 without the tube.
@@ -164,6 +139,53 @@ impl Server {
     }
 }
 
+impl Place {
+    fn command(&self, arguments: &str) -> Command {
+        tool(&format!("-s {} {arguments}", self.0))
+    }
+
+    fn run(&self, arguments: &str) -> Done {
+        done(run_command(self.command(arguments)))
+    }
+
+    /// Starts the tool, whose output the test reads.
+    fn spawn(&self, arguments: &str) -> Process {
+        Process::spawn(self.command(arguments).stdout(Stdio::piped()))
+    }
+
+    /// Runs the tool, which must succeed, and returns its output.
+    #[track_caller]
+    fn ok(&self, arguments: &str) -> String {
+        let done = self.run(arguments);
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{arguments:?}: {}", done.out);
+        done.out
+    }
+
+    /// Runs the tool, and asserts its exit code, output and a part of its errors.
+    #[track_caller]
+    fn expect(&self, arguments: &str, code: i32, out: &str, err: &str) {
+        let done = self.run(arguments);
+        assert_eq!((done.code, done.out.as_str()), (code, out), "{arguments:?}: {}", done.err);
+        let is_as_expected =
+            if err.is_empty() { done.err.is_empty() } else { done.err.contains(err) };
+        assert!(is_as_expected, "{arguments:?}: {}", done.err);
+    }
+
+    /// Returns the objects that the tool prints with `--json`.
+    #[track_caller]
+    fn json(&self, arguments: &str) -> Vec<Value> {
+        let out = self.ok(&format!("{arguments} --json"));
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Returns the first lines of what `top` prints in a loop, those with this beginning.
+    fn top(&self, arguments: &str, start: &str, count: usize) -> Vec<String> {
+        let mut top = self.spawn(&format!("top {arguments}"));
+        let lines = top.stdout().lines();
+        lines.map(Result::unwrap).filter(|line| line.starts_with(start)).take(count).collect()
+    }
+}
+
 fn done(output: Output) -> Done {
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let code = output.status.code().expect("it exits by itself");
@@ -172,14 +194,6 @@ fn done(output: Output) -> Done {
 
 fn run(arguments: &str) -> Done {
     done(run_command(tool(arguments)))
-}
-
-/// Returns the first lines of what `top` prints in a loop, those with this beginning.
-fn top_lines(place: &str, arguments: &str, start: &str, count: usize) -> Vec<String> {
-    let mut top = tool(&format!("-s {place} top {arguments}"));
-    let mut top = Process::spawn(top.stdout(Stdio::piped()));
-    let lines = top.stdout().lines().map(Result::unwrap);
-    lines.filter(|line| line.starts_with(start)).take(count).collect()
 }
 
 /// Returns the keys of an object.
@@ -285,7 +299,7 @@ fn check_has_the_codes_of_a_nagios_plugin() {
         })
     });
     let critical = "CRITICAL: b: 2 jobs wait, the oldest for 3 min; no worker watches; 1 more\n";
-    assert_eq!(run(&format!("-s {place} check")).out, critical);
+    place.expect("check", 2, critical, "");
     let done = run("-s unix:/nowhere/at/all check");
     assert_eq!(done.code, 3);
     assert!(done.out.starts_with("UNKNOWN: cannot connect to unix:/nowhere/at/all: "), "{done:?}");
@@ -305,8 +319,7 @@ fn a_tube_whose_jobs_were_deleted_between_two_looks_is_not_stuck() {
             _ => "---\njobs:\n- {id: 7, age: 100}\n".into(),
         })
     });
-    let done = run(&format!("-s {place} check"));
-    assert_eq!((done.code, done.out.as_str()), (0, "OK: 1 tube, 2 ready, 0 buried\n"));
+    place.expect("check", 0, "OK: 1 tube, 2 ready, 0 buried\n", "");
 }
 
 #[test]
@@ -329,7 +342,7 @@ fn top_shows_a_stuck_tube_once_it_has_looked_long_enough() {
             _ => "---\njobs:\n- {id: 7, age: 100}\n",
         })
     });
-    let lines = top_lines(&place, "3", "mail", 3);
+    let lines = place.top("3", "mail", 3);
     let is_stuck = lines.iter().map(|line| line.contains("stuck")).collect::<Vec<_>>();
     assert_eq!(is_stuck, [false, false, true], "{lines:?}");
 }
@@ -343,7 +356,7 @@ fn top_shows_the_whole_rule_in_80_columns() {
             _ => "---\njobs:\n- {id: 7, age: 4800, delay: 3600}\n".into(),
         })
     });
-    let lines = top_lines(&place, "", "", 2);
+    let lines = place.top("", "", 2);
     assert!(lines[1].contains(" no-worker") && lines[1].contains(" 20m "), "{lines:?}");
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
 }
@@ -382,10 +395,8 @@ fn c_beanstalkd_shows_what_it_can() {
     assert!(done.out.contains(&format!("{{\"id\":{first},\"tube\":\"mail\"")), "{done:?}");
     assert!(done.out.contains("\"bytes\":7"), "{done:?}");
     assert!(done.err.contains("only the first buried job"), "{done:?}");
-    for arguments in ["jobs mail", "export mail"] {
-        let done = server.run(arguments);
-        assert_eq!((done.code, done.err.contains("this server has no list-jobs")), (4, true));
-    }
+    server.expect("jobs mail", 4, "", "this server has no list-jobs");
+    server.expect("export mail", 4, "", "this server has no list-jobs");
     server.expect("workers", 4, "", "this server has no list-clients");
     server.expect("put mail x --key a", 4, "", "this server has no keys of jobs");
     server.expect("put mail x --con a", 4, "", "this server has no keys of jobs");
@@ -413,7 +424,7 @@ fn a_job_has_its_body() {
 }
 
 /// Serves one connection: replies to each line with what `answer` returns.
-fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
+fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> Place {
     fake_with(move |stream| {
         for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
             stream.write_all(answer(&line).as_bytes()).unwrap();
@@ -422,9 +433,9 @@ fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> String {
 }
 
 /// Serves one connection with `serve`.
-fn fake_with(serve: impl Fn(&mut TcpStream) + Send + 'static) -> String {
+fn fake_with(serve: impl Fn(&mut TcpStream) + Send + 'static) -> Place {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = listener.local_addr().unwrap().to_string();
+    let place = Place(listener.local_addr().unwrap().to_string());
     thread::spawn(move || serve(&mut listener.accept().unwrap().0));
     place
 }
@@ -441,7 +452,7 @@ fn a_lost_connection_is_no_server_without_lists() {
         "list-jobs default any 1" => "x".repeat(2_000),
         _ => document("---\njobs: []\n"),
     });
-    assert_eq!(run(&format!("-s {place} failed bill")).code, 3);
+    assert_eq!(place.run("failed bill").code, 3);
 }
 
 /// With their header they are printed at once, and nothing is left to print.
@@ -453,7 +464,7 @@ fn a_tube_with_999_workers_has_workers() {
         "list-tubes" => document("---\n"),
         _ => document("---\nclients: []\n"),
     });
-    let done = run(&format!("-s {place} workers mail"));
+    let done = place.run("workers mail");
     assert_eq!((done.code, done.out.lines().count(), &*done.err), (0, 1_000, ""));
 }
 
@@ -469,9 +480,7 @@ fn workers_of(server: &Server) {
     let mut busy = server.worker("mail");
     busy.put("x");
     busy.expect("reserve\r\n", "RESERVED 1 1");
-    let unwatched = server.run("workers default");
-    assert_eq!((unwatched.code, &*unwatched.out), (0, ""));
-    assert!(unwatched.err.contains("no client watches tube default"), "{unwatched:?}");
+    server.expect("workers default", 0, "", "no client watches tube default");
     let clients = server.json("workers mail");
     // The client that holds a job comes first, and the tool is not listed.
     assert_eq!(clients.len(), 2);
@@ -620,12 +629,10 @@ fn drain_waits_until_a_tube_is_empty_or_gone() {
         let mut worker = server.worker("mail");
         worker.put("a");
         server.expect("drain mail --held", 0, "drained 1\n", "");
-        let late = server.run("drain mail --within 1s");
-        assert_eq!((late.code, late.out.as_str()), (1, "drained 0\n"));
-        assert!(late.err.contains("tube mail: 1 ready, 0 held, 0 delayed"), "{late:?}");
+        let left = "tube mail: 1 ready, 0 held, 0 delayed";
+        server.expect("drain mail --within 1s", 1, "drained 0\n", left);
         server.ok("pause mail");
-        let would = "would wait for tube mail: 1 ready, 0 held, 0 delayed, paused\n";
-        server.expect("-n drain mail", 0, would, "");
+        server.expect("-n drain mail", 0, &format!("would wait for {left}, paused\n"), "");
         server.ok("resume mail");
         worker.expect("reserve\r\n", "RESERVED 1 1");
         let looks = server.client().stat("cmd-stats-tube");
@@ -685,9 +692,8 @@ fn a_job_that_a_worker_reserves_meanwhile_is_reported() {
         }
         _ => document("---\nid: 7\ntube: from\nstate: ready\n"),
     });
-    let done = run(&format!("-s {place} move from to 7 --yes"));
-    assert_eq!((done.code, done.out.as_str()), (1, "moved 0\n"));
-    assert_eq!(done.err, "beanstalkctl: job 7: a worker holds it\n");
+    let held = "beanstalkctl: job 7: a worker holds it\n";
+    place.expect("move from to 7 --yes", 1, "moved 0\n", held);
 }
 
 /// The job that a server without lists shows first may be one that a worker holds for a moment.
@@ -736,9 +742,7 @@ fn the_jobs_that_workers_hold_are_reported() {
         let report = "1 held job of tube mail is left";
         server.expect("move mail other --state any --limit 1 --yes", 0, "moved 1\n", "");
         server.expect("move mail other --state any --yes", 1, "moved 1\n", report);
-        let taken = server.run("export mail --take --yes");
-        assert_eq!((taken.code, taken.out.as_str()), (1, ""));
-        assert!(taken.err.contains(report), "{taken:?}");
+        server.expect("export mail --take --yes", 1, "", report);
     });
 }
 
@@ -761,8 +765,7 @@ fn a_job_that_a_worker_had_for_a_moment_is_taken_too() {
             "delete" => "DELETED\r\n".into(),
             _ => "UNKNOWN_COMMAND\r\n".into(),
         });
-        let done = run(&format!("-s {place} move from to --state ready --yes"));
-        assert_eq!((done.code, &*done.out, &*done.err), (0, "moved 1\n", ""));
+        place.expect("move from to --state ready --yes", 0, "moved 1\n", "");
     }
 }
 
@@ -807,8 +810,7 @@ fn jobs_that_are_put_meanwhile_are_left_out() {
         _ if line.starts_with("kick-job") => "KICKED\r\n".into(),
         _ => document("---\ncurrent-jobs-buried: 1\n"),
     });
-    let done = run(&format!("-s {place} retry mail --all --yes"));
-    assert_eq!((done.code, done.out.as_str()), (0, "retried 1\n"), "{done:?}");
+    place.expect("retry mail --all --yes", 0, "retried 1\n", "");
 }
 
 #[test]
@@ -819,9 +821,8 @@ fn a_refused_put_leaves_the_job_where_it_was() {
         server.ok("put from now");
         server.drain();
         for state in ["buried", "delayed", "ready"] {
-            let done = server.run(&format!("move from to --state {state} --yes"));
-            assert_eq!((done.code, done.out.as_str()), (4, "moved 0\n"), "{done:?}");
-            assert!(done.err.contains("the server answered DRAINING"), "{done:?}");
+            let arguments = format!("move from to --state {state} --yes");
+            server.expect(&arguments, 4, "moved 0\n", "the server answered DRAINING");
             assert_eq!(server.counts("from"), [1, 0, 1, 2]);
         }
         let check = server.run("check");
@@ -879,8 +880,7 @@ fn a_killed_move_loses_no_job() {
         assert!((3000..=3001).contains(&(from + to)), "{from} and {to}");
         assert!(from > 0, "it was killed too late to show anything");
         // The rest can be moved.
-        let done = server.run("move from to --state ready --yes");
-        assert_eq!((done.code, done.out), (0, format!("moved {from}\n")));
+        server.expect("move from to --state ready --yes", 0, &format!("moved {from}\n"), "");
     });
 }
 
@@ -928,11 +928,8 @@ fn export_holds_only_a_few_large_bodies() {
     for _ in 0..30 {
         client.put(&body);
     }
-    let limited = format!(
-        "ulimit -v 100000; exec {} -s {} export default --take --yes | wc -l",
-        env!("CARGO_BIN_EXE_beanstalkctl"),
-        server.place
-    );
+    let export = format!("exec {TOOL} -s {} export default --take --yes", server.place.0);
+    let limited = format!("ulimit -v 100000; {export} | wc -l");
     let done = done(run_command(command("bash", ["-c", &limited])));
     assert_eq!((done.out.as_str(), done.err.as_str()), ("30\n", "exported 30\n"));
 }
@@ -986,12 +983,7 @@ fn a_failed_write_or_sync_deletes_nothing() {
         if can_trace {
             server.ok("put safe x");
             let path = server.directory.path().join("jobs");
-            let tool = [
-                "-einject=fsync:error=EIO",
-                env!("CARGO_BIN_EXE_beanstalkctl"),
-                "-s",
-                &server.place,
-            ];
+            let tool = ["-einject=fsync:error=EIO", TOOL, "-s", &server.place.0];
             let mut export = traced(&[&tool[..], &["export", "safe", "--take", "--yes"]].concat());
             let failed = export.stdout(File::create(path).unwrap()).stderr(Stdio::piped()).output();
             assert_eq!(done(failed.unwrap()).code, 1);
@@ -1039,8 +1031,7 @@ fn on_a_terminal_it_asks_and_shows_progress() {
     let on_terminal = |arguments: &str, answer: &[u8]| {
         let path = server.directory.path().join("answer");
         std::fs::write(&path, answer).unwrap();
-        let line =
-            format!("{} -s {} {arguments}", env!("CARGO_BIN_EXE_beanstalkctl"), server.place);
+        let line = format!("{TOOL} -s {} {arguments}", server.place.0);
         let mut script = command("script", ["-qec", &line, "/dev/null"]);
         script.stdin(File::open(path).unwrap()).output().ok().map(done)
     };
@@ -1078,8 +1069,7 @@ fn a_small_terminal_shows_that_there_are_more_tubes() {
     server.bury("bad", 2);
     (0..9).for_each(|number| _ = server.ok(&format!("put tube-{number} x")));
     let in_8_rows = |arguments: &str| {
-        let tool = env!("CARGO_BIN_EXE_beanstalkctl");
-        let line = format!("stty rows 8 cols 80; {tool} -s {} {arguments}", server.place);
+        let line = format!("stty rows 8 cols 80; {TOOL} -s {} {arguments}", server.place.0);
         command("script", ["-qec", &line, "/dev/null"])
     };
     let Ok(status) = in_8_rows("status").stdin(Stdio::null()).output() else {
@@ -1108,8 +1098,7 @@ fn an_interrupt_ends_what_waits_and_it_reports() {
     // It has asked once, so that it waits with its signals blocked.
     wait_until("it looks", || client.stat("cmd-stats-tube") > 1);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut status = tool(&format!("-s {} status", silent.local_addr().unwrap()));
-    let status = Process::spawn(status.stdout(Stdio::piped()));
+    let status = Place(silent.local_addr().unwrap().to_string()).spawn("status");
     let _connection = silent.accept().unwrap();
     for (mut child, expected) in [(import, "imported 1\n"), (drain, "drained 0\n"), (status, "")] {
         let code = child.end(Signal::INT).code();
@@ -1124,29 +1113,27 @@ fn without_a_reply_the_exit_code_is_3() {
     assert!(done.err.starts_with("beanstalkctl: cannot connect to unix:/nowhere: "), "{done:?}");
     // The kernel accepts for a server that never does.
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = dead.local_addr().unwrap().to_string();
-    let done = run(&format!("-s {place} --timeout 1 tubes"));
-    let message = format!("beanstalkctl: no reply from {place} within 1 s\n");
-    assert_eq!((done.code, done.err), (3, message));
+    let place = Place(dead.local_addr().unwrap().to_string());
+    let message = format!("beanstalkctl: no reply from {} within 1 s\n", place.0);
+    place.expect("--timeout 1 tubes", 3, "", &message);
     // A reply that comes byte by byte.
     let place = fake_with(|stream| {
         while stream.write_all(b"OK 1000\r\n").is_ok() {
             thread::sleep(Duration::from_millis(300));
         }
     });
-    let done = run(&format!("-s {place} --timeout 1 tubes"));
-    assert!(done.code == 3 && done.err.contains("no reply from"), "{done:?}");
+    place.expect("--timeout 1 tubes", 3, "", "no reply from");
     // A Unix socket whose queue is full.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let full = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
     full.bind(&unix(&path)).and_then(|()| full.listen(0)).unwrap();
     let _first = UnixStream::connect(&path).unwrap();
-    let done = run(&format!("-s unix:{} --timeout 1 tubes", path_text(&path)));
-    assert!(done.code == 3 && done.err.contains("no reply from"), "{done:?}");
+    let full_place = Place(format!("unix:{}", path_text(&path)));
+    full_place.expect("--timeout 1 tubes", 3, "", "no reply from");
     // A body that it does not read.
-    let put = format!("head -c 64M /dev/zero | \"$0\" -s {place} --timeout 1 put default");
-    let put = command("sh", ["-c", &put, env!("CARGO_BIN_EXE_beanstalkctl")]);
+    let put = format!("head -c 64M /dev/zero | {TOOL} -s {} --timeout 1 put default", place.0);
+    let put = command("sh", ["-c", &put]);
     assert_eq!(run_command(put).status.code(), Some(3));
     // A line without an end, and a body that is longer than its reply gives.
     for (reply, code, message) in [
@@ -1155,8 +1142,7 @@ fn without_a_reply_the_exit_code_is_3() {
         ("HTTP/1.1 400 Bad Request\r\n".to_owned(), 4, ""),
         ("\x1b[2J\r\n".to_owned(), 4, "the server answered \\x1b[2J\n"),
     ] {
-        let place = fake(move |_| reply.clone());
-        let done = run(&format!("-s {place} --timeout 1 tubes"));
+        let done = fake(move |_| reply.clone()).run("--timeout 1 tubes");
         assert!(done.code == code && done.err.ends_with(message), "{done:?}");
     }
 }
@@ -1216,7 +1202,7 @@ fn bash_completes_names_that_need_quotes() {
     for tube in ["a;b1", "a;b2", "a$c"] {
         server.ok(&format!("put {tube} x"));
     }
-    let tool = Path::new(env!("CARGO_BIN_EXE_beanstalkctl")).parent().unwrap();
+    let tool = Path::new(TOOL).parent().unwrap();
     let ask = "source dist/completions/beanstalkctl.bash; PATH=$0:$PATH BEANSTALKD=$1
         COMP_WORDS=(beanstalkctl flush \"$2\") COMP_CWORD=2; export PATH BEANSTALKD
         _beanstalkctl; echo \"${COMPREPLY[*]}\"";
@@ -1230,7 +1216,7 @@ fn bash_completes_names_that_need_quotes() {
         ("x", ""),
     ] {
         let mut bash = Command::new("bash");
-        bash.args(["-c", ask, path_text(tool), &server.place, typed]);
+        bash.args(["-c", ask, path_text(tool), &server.place.0, typed]);
         bash.current_dir(env!("CARGO_MANIFEST_DIR")).stdout(Stdio::piped());
         assert_eq!(done(bash.output().unwrap()).out.trim_end(), offered, "{typed}");
     }
@@ -1240,7 +1226,7 @@ fn bash_completes_names_that_need_quotes() {
 fn the_server_is_named_by_option_or_environment() {
     let server = Server::ours(&[]);
     let mut command = tool("tubes");
-    command.env("BEANSTALKD", &server.place);
+    command.env("BEANSTALKD", &server.place.0);
     assert_eq!(done(run_command(command)).out, "default\n");
     let mut command = server.command("tubes");
     command.env("BEANSTALKD", "unix:/nowhere");
