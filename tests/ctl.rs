@@ -59,6 +59,15 @@ impl Deref for Server {
     }
 }
 
+impl Done {
+    /// Asserts the exit code, the output and a part of the errors.
+    #[track_caller]
+    fn expect(&self, code: i32, out: &str, err: &str) {
+        assert_eq!((self.code, self.out.as_str()), (code, out), "{self:?}");
+        assert!(self.err.contains(err) && self.err.is_empty() == err.is_empty(), "{self:?}");
+    }
+}
+
 impl Server {
     fn ours(flags: &[&str]) -> Server {
         let (daemon, address) = Daemon::on_loopback(flags);
@@ -164,11 +173,7 @@ impl Place {
     /// Runs the tool, and asserts its exit code, output and a part of its errors.
     #[track_caller]
     fn expect(&self, arguments: &str, code: i32, out: &str, err: &str) {
-        let done = self.run(arguments);
-        assert_eq!((done.code, done.out.as_str()), (code, out), "{arguments:?}: {}", done.err);
-        let is_as_expected =
-            if err.is_empty() { done.err.is_empty() } else { done.err.contains(err) };
-        assert!(is_as_expected, "{arguments:?}: {}", done.err);
+        self.run(arguments).expect(code, out, err);
     }
 
     /// Returns the objects that the tool prints with `--json`.
@@ -401,8 +406,7 @@ fn c_beanstalkd_shows_what_it_can() {
     server.expect("put mail x --key a", 4, "", "this server has no keys of jobs");
     server.expect("put mail x --con a", 4, "", "this server has no keys of jobs");
     let done = server.feed("import --tube new", b"{\"body\":\"x\",\"key\":\"a\"}");
-    assert_eq!((done.code, done.out.as_str()), (1, "imported 1\n"), "{done:?}");
-    assert!(done.err.contains("a job is put without its key"), "{done:?}");
+    done.expect(1, "imported 1\n", "a job is put without its key");
     assert_eq!(server.counts("mail"), [0, 0, 0, 3]);
 }
 
@@ -563,13 +567,13 @@ fn put_has_defaults_keys_and_bodies_of_any_bytes() {
     on_both(|server| {
         assert_eq!(server.ok("put mail hello"), "1\n");
         let done = server.feed("put --pri 3 mail --ttr 2m --delay 1h", b"\0\r\n\xff");
-        assert_eq!((done.code, done.out.as_str()), (0, "2\n"));
+        done.expect(0, "2\n", "");
         assert_eq!(server.client().ask("peek 2\r\n").body, b"\0\r\n\xff");
         assert_eq!(server.values(2, ["pri", "delay", "ttr"]), [3, 3600, 120]);
         assert_eq!(server.ok("-n put mail x"), "would put 1 byte into tube mail\n");
         server.expect("put a~b x", 2, "", "a b: not a name of a tube");
-        let done = server.feed("put mail", &[b'x'; 65_536]);
-        assert_eq!((done.code, &*done.err), (4, "beanstalkctl: the server answered JOB_TOO_BIG\n"));
+        let refused = "beanstalkctl: the server answered JOB_TOO_BIG\n";
+        server.feed("put mail", &[b'x'; 65_536]).expect(4, "", refused);
         assert_eq!(server.counts("mail"), [1, 0, 1, 0]);
     });
     let server = Server::ours(&[]);
@@ -890,8 +894,7 @@ fn export_and_import_keep_every_byte() {
     on_both(|server| {
         for (index, body) in bodies.iter().enumerate() {
             let pri = index.to_string();
-            let done = server.feed(&format!("put mail --pri {pri} --ttr 17"), body);
-            assert_eq!(done.code, 0);
+            assert_eq!(server.feed(&format!("put mail --pri {pri} --ttr 17"), body).code, 0);
         }
         server.expect("export mail --take", 2, "", "needs --yes");
         let mut exported = server.run("export mail");
@@ -939,16 +942,12 @@ fn import_stops_at_a_bad_line_and_names_it() {
     let server = Server::ours(&[]);
     let lines = "{\"tube\":\"mail\",\"state\":\"buried\",\"delay\":9,\"body\":\"a\",\"key\":\"k\"}\nno\n{}\n";
     let done = server.feed("import", lines.as_bytes());
-    assert_eq!((done.code, done.out.as_str()), (2, "imported 1\n"));
-    assert!(
-        done.err.contains("line 2: ") && done.err.contains("; 1 job put before it"),
-        "{done:?}"
-    );
+    done.expect(2, "imported 1\n", "line 2: ");
+    assert!(done.err.contains("; 1 job put before it"), "{done:?}");
     // A buried job is put as ready, with its key.
     assert_eq!(server.counts("mail"), [1, 0, 0, 0]);
     let again = server.feed("import", lines.lines().next().unwrap().as_bytes());
-    assert_eq!((again.code, again.out.as_str()), (1, "imported 0\n"));
-    assert!(again.err.contains("job 1 has its key"), "{again:?}");
+    again.expect(1, "imported 0\n", "job 1 has its key");
 }
 
 #[test]
@@ -1108,9 +1107,8 @@ fn an_interrupt_ends_what_waits_and_it_reports() {
 
 #[test]
 fn without_a_reply_the_exit_code_is_3() {
-    let done = run("-s unix:/nowhere status");
-    assert_eq!(done.code, 3, "{done:?}");
-    assert!(done.err.starts_with("beanstalkctl: cannot connect to unix:/nowhere: "), "{done:?}");
+    let message = "beanstalkctl: cannot connect to unix:/nowhere: ";
+    run("-s unix:/nowhere status").expect(3, "", message);
     // The kernel accepts for a server that never does.
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = Place(dead.local_addr().unwrap().to_string());
@@ -1225,25 +1223,21 @@ fn bash_completes_names_that_need_quotes() {
 #[test]
 fn the_server_is_named_by_option_or_environment() {
     let server = Server::ours(&[]);
-    let mut command = tool("tubes");
-    command.env("BEANSTALKD", &server.place.0);
-    assert_eq!(done(run_command(command)).out, "default\n");
-    let mut command = server.command("tubes");
-    command.env("BEANSTALKD", "unix:/nowhere");
-    assert_eq!(done(run_command(command)).out, "default\n");
+    let run_with = |mut command: Command, place: &str| {
+        command.env("BEANSTALKD", place);
+        done(run_command(command))
+    };
+    assert_eq!(run_with(tool("tubes"), &server.place.0).out, "default\n");
+    assert_eq!(run_with(server.command("tubes"), "unix:/nowhere").out, "default\n");
     for (arguments, code, expected) in [
         ("--help", 0, "Use: beanstalkctl "),
         ("-v", 0, "beanstalkctl "),
         ("tubes", 2, "beanstalkctl: $BEANSTALKD: http://x: not a server"),
     ] {
-        let mut command = tool(arguments);
-        command.env("BEANSTALKD", "http://x");
-        let done = done(run_command(command));
+        let done = run_with(tool(arguments), "http://x");
         assert_eq!(done.code, code, "{done:?}");
         assert!((done.out.clone() + &done.err).starts_with(expected), "{done:?}");
     }
     // An empty one names the default address, where a server may listen.
-    let mut command = tool("tubes");
-    command.env("BEANSTALKD", "");
-    assert_ne!(done(run_command(command)).code, 2);
+    assert_ne!(run_with(tool("tubes"), "").code, 2);
 }

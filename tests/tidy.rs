@@ -301,17 +301,13 @@ fn completions_have_the_flags_of_the_program() {
     let flags: Vec<String> = usage_entries().into_iter().flat_map(|(flags, _)| flags).collect();
     assert!(flags.len() >= 30, "the usage text has changed its form");
     for file in ["beanstalkd.bash", "_beanstalkd", "beanstalkd.fish"] {
-        let text = read(format!("dist/completions/{file}"));
+        let mut text = read(format!("dist/completions/{file}"));
         // fish has dashes nowhere: `-s b -l binlog-dir`.
-        let text = match file {
-            "beanstalkd.fish" => text
-                .lines()
-                .filter(|line| line.starts_with("complete "))
-                .fold(String::new(), |all, line| {
-                    all + &line.replace(" -l ", " --").replace(" -s ", " -") + "\n"
-                }),
-            _ => text,
-        };
+        if file == "beanstalkd.fish" {
+            let lines = text.lines().filter(|line| line.starts_with("complete "));
+            text = lines.collect::<Vec<_>>().join("\n");
+            text = text.replace(" -l ", " --").replace(" -s ", " -");
+        }
         let written: Vec<&str> = text.split(|char| !is_name(char)).collect();
         for flag in &flags {
             assert!(written.contains(&flag.as_str()), "dist/completions/{file} has no {flag}");
