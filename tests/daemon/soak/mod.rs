@@ -63,64 +63,35 @@ fn play(seconds: u32, scenario: impl FnOnce(&Run) -> String) {
     println!("{}", scenario(&Run { is_whole, seed, lasts, started_at: Instant::now() }));
 }
 
-/// 10,000 clients at once, then none.
-#[test]
-fn connections() {
-    play(20, connections::at_once);
+/// Makes a test of each scenario: its name, its seconds, and how it is played.
+macro_rules! scenarios {
+    ($($name:ident, $seconds:literal, $scenario:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            play($seconds, $scenario);
+        })*
+    };
 }
 
-/// Less memory than clients ask for.
-#[test]
-fn memory() {
-    play(30, memory::run_out);
-}
-
-/// The time of day is set forward and back.
-#[test]
-fn clock() {
-    play(15, timers::clock_is_set);
-}
-
-/// The server is stopped for seconds.
-#[test]
-fn stopped() {
-    play(15, timers::server_is_stopped);
-}
-
-/// Clients that connect, send something and leave.
-#[test]
-fn storms() {
-    play(20, |run| with_checker(run, "storms"));
-}
-
-/// 50 workers that crash at any point.
-#[test]
-fn workers() {
-    play(30, |run| with_checker(run, "workers"));
-}
-
-/// The same, and the server is killed.
-#[test]
-fn workers_killed() {
-    play(40, |run| with_checker(run, "workers-killed"));
-}
-
-/// Jobs, tubes and clients come and go, and memory stays.
-#[test]
-fn churn_plain() {
-    play(30, |run| with_checker(run, "churn-plain"));
-}
-
-/// The same with small binlog files.
-#[test]
-fn churn_binlog() {
-    play(30, |run| with_checker(run, "churn-binlog"));
-}
-
-/// 16 GB of jobs with 1 GiB of memory.
-#[test]
-fn backlog() {
-    play(400, backlog::larger_than_memory);
+scenarios! {
+    // 10,000 clients at once, then none.
+    connections, 20, connections::at_once;
+    // Less memory than clients ask for.
+    memory, 30, memory::run_out;
+    // The time of day is set forward and back.
+    clock, 15, timers::clock_is_set;
+    // The server is stopped for seconds.
+    stopped, 15, timers::server_is_stopped;
+    // Clients that connect, send something and leave.
+    storms, 20, |run| with_checker(run, "storms");
+    // 50 workers that crash at any point; with a server that is killed, too.
+    workers, 30, |run| with_checker(run, "workers");
+    workers_killed, 40, |run| with_checker(run, "workers-killed");
+    // Jobs, tubes and clients come and go, and memory stays; with small binlog files, too.
+    churn_plain, 30, |run| with_checker(run, "churn-plain");
+    churn_binlog, 30, |run| with_checker(run, "churn-binlog");
+    // 16 GB of jobs with 1 GiB of memory.
+    backlog, 400, backlog::larger_than_memory;
 }
 
 /// Plays a scenario of `cluster/soak.py`, where the checker of clusters verifies what clients saw.
