@@ -118,6 +118,15 @@ impl BusyDirectory<'_> {
     }
 }
 
+/// Functions that `--check` must not call.
+macro_rules! read_only {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&mut self, $(_: $argument),*) -> $result {
+            panic!("--check has called `{}`, which changes the directory", stringify!($name))
+        })*
+    };
+}
+
 impl Disk for BusyDirectory<'_> {
     fn is_remote(&self) -> bool {
         self.is_remote
@@ -156,37 +165,15 @@ impl Disk for BusyDirectory<'_> {
         self.open.take_if(|(open, _)| *open == number);
     }
 
-    fn create(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        read_only()
+    read_only! {
+        create(FileNumber, u64) -> io::Result<()>;
+        extend(FileNumber, u64) -> io::Result<()>;
+        write(FileNumber, u64, &[u8]) -> io::Result<()>;
+        begin_sync(&[FileNumber], bool, bool) -> ();
+        truncate(FileNumber, u64) -> io::Result<()>;
+        remove(FileNumber) -> io::Result<()>;
+        quarantine(FileNumber) -> io::Result<String>;
     }
-
-    fn extend(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        read_only()
-    }
-
-    fn write(&mut self, _: FileNumber, _: u64, _: &[u8]) -> io::Result<()> {
-        read_only()
-    }
-
-    fn begin_sync(&mut self, _: &[FileNumber], _: bool, _: bool) {
-        read_only()
-    }
-
-    fn truncate(&mut self, _: FileNumber, _: u64) -> io::Result<()> {
-        read_only()
-    }
-
-    fn remove(&mut self, _: FileNumber) -> io::Result<()> {
-        read_only()
-    }
-
-    fn quarantine(&mut self, _: FileNumber) -> io::Result<String> {
-        read_only()
-    }
-}
-
-fn read_only() -> ! {
-    panic!("--check has called a function that changes the directory")
 }
 
 #[test]
