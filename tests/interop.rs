@@ -6,7 +6,7 @@ mod harness;
 
 use harness::client::{Client, connect, unix};
 use harness::process::{self, BEANSTALKD, Daemon, connect_when_ready, path_text, run, text};
-use harness::record::{FILE_HEAD_LEN, VERSION_7};
+use harness::record::VERSION_7;
 use harness::request::put;
 use harness::{skip, yaml};
 use rustix::process::{Resource, Rlimit, Signal};
@@ -381,7 +381,7 @@ fn dump_has_the_digest_of_a_key() {
     let file = std::fs::read(directory.path().join("binlog.1")).unwrap();
     let name = b"default";
     let record = file.windows(name.len()).rposition(|window| window == name).unwrap() - 4;
-    let moved = [&file[..FILE_HEAD_LEN], &file[record..]].concat();
+    let moved = [&VERSION_7, &file[record..]].concat();
     std::fs::write(directory.path().join("binlog.2"), moved).unwrap();
     let dump = || run(&["-b", path(&directory), "--dump"]).stdout;
     assert_eq!(dump(), dumped.stdout);

@@ -187,6 +187,57 @@ fn the_last_record_is_torn_only_if_a_sector_of_it_was_not_written() {
     }
 }
 
+/// The deletes of a file may then come before the puts of their jobs, and a flush behind puts.
+#[test]
+fn a_file_under_another_name_is_reported_and_loses_no_job() {
+    const JOBS: u64 = 150;
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
+    let put = |server: &mut Instance, id| {
+        let tube = if id % 4 == 0 { "flushed" } else { "kept" };
+        let put = format!("put-in-tube {tube} 0 0 9 100\r\n{id:0100}\r\n");
+        server.expect(put, &format!("INSERTED {id}\r\n"));
+    };
+    (1..JOBS / 2).for_each(|id| put(&mut server, id));
+    server.ask("flush-tube flushed\r\n");
+    (JOBS / 2..=JOBS).for_each(|id| put(&mut server, id));
+    [JOBS - 1, 2, JOBS / 2].into_iter().for_each(|id| server.delete(id));
+    let (mut files, now) = (disk.live_files(), server.now);
+    files.retain(|_, bytes| bytes[VERSION_7.len() + 4] > 0);
+    let live: Vec<(u64, String)> =
+        (1..=JOBS).filter_map(|id| Some((id, server.job(id, COUNTS)?))).collect();
+    let names: Vec<&String> = files.keys().collect();
+    assert!(names.len() >= 4 && live.len() > 20, "{names:?} with {} jobs", live.len());
+    let find = |files: &Files, renamed: &[(&str, &str)]| {
+        let report = damage(&mut FakeDisk::with_files(files)).expect("it is found");
+        let disk = FakeDisk::with_files(files);
+        let mut again = Instance::start(&disk, options, now);
+        for (id, before) in &live {
+            assert_eq!(again.job(*id, COUNTS).as_ref(), Some(before), "{id} after {renamed:?}");
+        }
+        for (from, to) in renamed {
+            let line = format!("damage at 4: the file was {from}, so deleted jobs may be back");
+            assert!(report.contains(&line), "{report}");
+            let kept = disk.live_files().remove(&format!("{to}.damaged"));
+            assert!(kept.as_ref() == files.get(*to), "{to} is not kept as it was");
+        }
+        assert_eq!(damage(&mut disk.clone()), None);
+    };
+    for (index, one) in names.iter().enumerate() {
+        for other in &names[index + 1..] {
+            let mut exchanged = files.clone();
+            let (first, second) = (files[*one].clone(), files[*other].clone());
+            exchanged.extend([((*other).clone(), first), ((*one).clone(), second)]);
+            find(&exchanged, &[(one, other), (other, one)]);
+        }
+        let mut copied = files.clone();
+        copied.insert("binlog.77".to_owned(), files[*one].clone());
+        find(&copied, &[(one, "binlog.77")]);
+        copied.remove(*one);
+        find(&copied, &[(one, "binlog.77")]);
+    }
+}
+
 /// Counts the records of version 7 that end after `from`.
 fn records_from(bytes: &[u8], from: usize) -> usize {
     let number = |at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap()) as usize;

@@ -98,7 +98,7 @@ fn flush(id: u64, tube: &str) -> Record<'_> {
 
 fn file(records: &[Record<'_>]) -> Vec<u8> {
     let records = records.iter().flat_map(|record| record.v7(Some(NONCE)));
-    file_head(9, NONCE).into_iter().chain(records).collect()
+    file_head(1, 9, NONCE).into_iter().chain(records).collect()
 }
 
 /// The epochs of a tube have eight bits.
@@ -244,7 +244,7 @@ fn records_are_written_as_described() {
     let buried = Record { state: BURIED, pri: 6, moment_ns, counts, ..update(second) };
     let records = [first, second, released, buried].map(|record| record.v7(Some(nonce)));
     let mut rest = &bytes[..];
-    for expected in [file_head(0, nonce)].into_iter().chain(records) {
+    for expected in [file_head(1, 0, nonce)].into_iter().chain(records) {
         let (found, after) = rest.split_at(expected.len());
         assert_eq!(found, expected, "{} bytes before the end", rest.len());
         rest = after;

@@ -42,6 +42,7 @@ pub struct Record<'r> {
     /// In version 5 times are cut to microseconds.
     pub delay_ns: u64,
     pub ttr_ns: u64,
+    /// In a file header the number of the file.
     pub created_at_ns: u64,
     /// When it is due or was buried; in a file header the last id.
     pub moment_ns: u64,
@@ -90,7 +91,8 @@ impl Record<'_> {
 }
 
 /// Returns the head of a file with checksums.
-pub fn file_head(last_id: u64, nonce: u32) -> Vec<u8> {
-    let header = Record { id: FILE_HEADER, moment_ns: last_id, ..Record::default() };
+pub fn file_head(number: u64, last_id: u64, nonce: u32) -> Vec<u8> {
+    let (created_at_ns, moment_ns) = (number, last_id);
+    let header = Record { id: FILE_HEADER, created_at_ns, moment_ns, ..Record::default() };
     [&VERSION_7[..], &header.v7(Some(nonce))].concat()
 }

@@ -37,6 +37,8 @@ pub enum Step {
 pub enum Corruption {
     /// The version of the file is unknown.
     Version(i32),
+    /// The file was created with another number.
+    Number(FileNumber),
     Other(&'static str),
 }
 
@@ -106,6 +108,9 @@ impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Corruption::Version(version) => write!(f, "version {version} is unknown"),
+            Corruption::Number(number) => {
+                write!(f, "the file was binlog.{number}, so deleted jobs may be back")
+            }
             Corruption::Other(cause) => f.write_str(cause),
         }
     }

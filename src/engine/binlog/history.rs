@@ -10,13 +10,15 @@
 //! - Bytes that are no record are damage. But if no record follows in any file, and they are cut short or
 //!   have a sector that was never written, a crash has left them: the last record is torn. They may be an
 //!   acknowledged record only if the operator chose not to sync each iteration.
+//! - A file under the number of another one is damage. From it on flushes do not count: jobs may stand before a
+//!   flush that were put after it.
 //! - A file that is missing between two others was lost, unless it is in a gap.
 //! - The highest id of all records was given out.
 //!
 //! A replay, `--check`, `--dump`, `--import` and `--export` read a binlog by [`History::read_file`].
 
 use super::disk::{Disk, FileNumber};
-use super::error::BinlogError;
+use super::error::{BinlogError, Corruption};
 use super::gaps::Gaps;
 use super::reader::{Damage, Item, Reader, Record};
 use super::record::{
@@ -36,6 +38,8 @@ pub struct History {
     pub gaps: Gaps,
     /// The highest id that was given out.
     pub last_id: u64,
+    /// A file has had another number.
+    has_misplaced: bool,
     /// The record of a key, and its file, if that was the last record.
     key_before: Option<(FileNumber, KeyRecord)>,
 }
@@ -89,6 +93,9 @@ impl History {
             match item {
                 Item::Record(record) => {
                     let key = self.note_record(number, &record, key_before);
+                    if self.has_misplaced && matches!(record.content, Content::Flush(_)) {
+                        continue;
+                    }
                     visit(Event::Record(&record, key))?;
                 }
                 Item::Damage(damage) => visit(self.damaged((number, damage)))?,
@@ -133,7 +140,7 @@ impl History {
                 self.gaps.add(gap);
                 self.key_before = key_before;
             }
-            Content::Flush(_) | Content::FileHeader(_) => {}
+            Content::Flush(_) | Content::FileHeader(..) => {}
         }
         None
     }
@@ -142,6 +149,7 @@ impl History {
     fn damaged(&mut self, (number, damage): (FileNumber, Damage)) -> Event<'static> {
         let id = damage.id.filter(|&id| damage.is_full && id < GAP_ID && self.is_near(id));
         self.last_id = self.last_id.max(id.unwrap_or(0));
+        self.has_misplaced |= matches!(damage.cause, Corruption::Number(_));
         Event::Damage(number, damage)
     }
 

@@ -222,7 +222,7 @@ impl Survey {
             }
             Content::Flush(flush) => self.flushes.add(Rc::from(tube), flush)?,
             // The record of a kept key is not live: its end is not recorded.
-            Content::Key(_) | Content::Gap(_) | Content::FileHeader(_) => {}
+            Content::Key(_) | Content::Gap(_) | Content::FileHeader(..) => {}
         }
         Ok(())
     }

@@ -137,6 +137,10 @@ impl<'d> Reader<'d> {
             (FileHeader::Intact { .. } | FileHeader::Damaged, _) if version != record::VERSION => {
                 (ours, header_end, Some((0, version_end, unknown)))
             }
+            // In a file of an early server it is 0.
+            (FileHeader::Intact { number, .. }, _) if ![0, self.number].contains(&number) => {
+                (ours, header_end, Some((version_end, header_end, Corruption::Number(number))))
+            }
             (FileHeader::Intact { .. }, _) => (ours, header_end, None),
             (FileHeader::Damaged, _) => {
                 (ours, header_end, Some((version_end, header_end, Corruption::FILE_HEADER)))
@@ -161,7 +165,7 @@ impl<'d> Reader<'d> {
             let len = end - offset;
             Damage { offset, len, cause, id: None, is_full: false }
         });
-        if let FileHeader::Intact { last_id, nonce } = header {
+        if let FileHeader::Intact { last_id, nonce, .. } = header {
             (self.last_id, self.nonce) = (last_id, Some(nonce));
         }
         Ok(())

@@ -28,8 +28,9 @@
 //!
 //! C beanstalkd ignores the four bytes behind the priority. This server writes a CRC-32 of the
 //! whole record there. The first record of such a file is the file header record: a short record
-//! with an id that no job has. C beanstalkd skips it. In a file without it, the four bytes are
-//! ignored.
+//! with an id that no job has. It has the number of the file where other records have the creation of the job, and
+//! the last id that was given out in the place of the due moment. C beanstalkd skips it. In a file without it, the
+//! four bytes are ignored.
 //!
 //! The first byte behind the state, which C beanstalkd ignores too, is a [`Mark`].
 //!
@@ -178,9 +179,9 @@ pub enum Content {
     /// A flush of the tube of the record.
     Flush(Decision),
     Gap(Gap),
-    /// The last id that was given out, so that ids continue from there when all older files are removed. Only
-    /// the first record of a file has it: see [`FileHeader`].
-    FileHeader(u64),
+    /// The number of the file, and the last id that was given out, so that ids continue from there when all older
+    /// files are removed. Only the first record of a file has it: see [`FileHeader`].
+    FileHeader(FileNumber, u64),
 }
 
 /// The fields as they are in a record of any content, one after the other.
@@ -318,7 +319,9 @@ impl Content {
             Content::Gap((first, last)) => {
                 Raw { id: GAP_ID, created: first.into(), moment: last.into(), ..Raw::default() }
             }
-            Content::FileHeader(moment) => Raw { id: FILE_HEADER_ID, moment, ..Raw::default() },
+            Content::FileHeader(number, moment) => {
+                Raw { id: FILE_HEADER_ID, created: number.into(), moment, ..Raw::default() }
+            }
         }
     }
 }
@@ -679,8 +682,9 @@ mod tests {
     #[test]
     fn a_file_header_with_a_flipped_bit_is_recognized_as_damaged() {
         let mut bytes = Vec::new();
-        write(&mut bytes, &Content::FileHeader(77), "", (b"", true), NONCE);
-        assert_eq!(FileHeader::read(&bytes), FileHeader::Intact { last_id: 77, nonce: NONCE });
+        write(&mut bytes, &Content::FileHeader(5, 77), "", (b"", true), NONCE);
+        let intact = FileHeader::Intact { number: 5, last_id: 77, nonce: NONCE };
+        assert_eq!(FileHeader::read(&bytes), intact);
         for bit in 0..SHORT_LEN * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);

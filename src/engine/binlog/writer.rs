@@ -33,14 +33,15 @@ impl Binlog {
             Content::Job(_) => self.records_written += 1,
             // C beanstalkd does not make such records.
             Content::Key(_) | Content::Flush(_) => {}
-            Content::Gap(_) | Content::FileHeader(_) => return,
+            Content::Gap(_) | Content::FileHeader(..) => return,
         }
         self.recorded_at = self.now;
     }
 
     /// Appends the file header record and those of all gaps.
     pub(super) fn begin_file(&mut self) {
-        self.append(&Content::FileHeader(self.last_id), "", &[]);
+        let number = self.files.current().number;
+        self.append(&Content::FileHeader(number, self.last_id), "", &[]);
         let gaps: Vec<Gap> = self.files.carried_gaps().collect();
         gaps.into_iter().for_each(|gap| self.append(&Content::Gap(gap), "", &[]));
     }

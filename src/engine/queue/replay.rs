@@ -311,7 +311,7 @@ impl ReplayState<'_> {
                 let tube = self.queue.tubes.find(record.tube);
                 tube.map_or(Ok(()), |tube| self.flushes.add(tube, flush))
             }
-            Content::Gap(_) | Content::FileHeader(_) => Ok(()),
+            Content::Gap(_) | Content::FileHeader(..) => Ok(()),
         }
     }
 
