@@ -238,6 +238,25 @@ fn a_file_under_another_name_is_reported_and_loses_no_job() {
     }
 }
 
+/// Although older files are still there.
+#[test]
+fn a_lost_file_is_reported_until_the_next_start() {
+    let options = Options::synced(4096);
+    let (disk, mut server) = start(options);
+    server.put_all(150, [b'x'; 100]);
+    let mut files = disk.live_files();
+    files.remove("binlog.3");
+    let report = damage(&mut FakeDisk::with_files(&files)).expect("a file is lost");
+    assert!(report.contains("nothing between binlog.2 and binlog.4"), "{report}");
+    let disk = FakeDisk::with_files(&files);
+    Instance::start(&disk, options, server.now);
+    assert!(disk.live_files().contains_key("binlog.2"), "{:?}", disk.names());
+    assert_eq!(damage(&mut disk.clone()), None);
+    let mut files = disk.live_files();
+    files.remove("binlog.4");
+    assert!(damage(&mut FakeDisk::with_files(&files)).is_some(), "another file is lost");
+}
+
 /// Counts the records of version 7 that end after `from`.
 fn records_from(bytes: &[u8], from: usize) -> usize {
     let number = |at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap()) as usize;

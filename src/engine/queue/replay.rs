@@ -16,6 +16,7 @@ use super::job::{Job, JobParams, Target};
 use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::files::{File, Files, SHORT};
+use crate::engine::binlog::gaps::Gap;
 use crate::engine::binlog::history::{Event, Flushes, History};
 use crate::engine::binlog::reader::{Damage, Record};
 use crate::engine::binlog::record::{
@@ -180,13 +181,16 @@ impl Replay<'_> {
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
     pub fn finish(self, now: Nanos) -> Result<Recovered, BinlogError> {
-        let Replay { disk, syncing, numbers, files_read, history, mut state } = self;
-        for (before, after) in history.gaps.lost(&numbers) {
+        let Replay { disk, syncing, numbers, files_read, mut history, mut state } = self;
+        let lost: Vec<Gap> = history.gaps.lost(&numbers).collect();
+        for (before, after) in lost {
             error!(
                 "no file between binlog.{before} and binlog.{after}: their records are lost; \
                  continuing without them, so deleted jobs may be back"
             );
             state.damages += 1;
+            // The next start does not report it again.
+            history.gaps.add((before + 1, after - 1));
         }
         // They are cut off when the binlog begins.
         if let Some((number, Damage { offset, len, cause, .. })) = history.torn {
