@@ -90,9 +90,7 @@ impl Measurements {
             if self.tubes_left == 0 {
                 self.tubes_left = queue.tubes.len();
             }
-            let next = self.sample_due + INTERVAL;
-            // After a pause of the process the samples that were due then are skipped.
-            self.sample_due = if next > now { next } else { now + INTERVAL };
+            self.sample_due = now + INTERVAL;
         }
         // After an error the round has ended.
         let end = std::mem::take(&mut self.tubes_left).min(queue.tubes.len());
