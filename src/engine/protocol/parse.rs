@@ -200,14 +200,6 @@ fn key_tag(tag: &[u8], default: u32) -> Option<KeyTag<'_>> {
     number.0.is_empty().then_some((key, parsed))
 }
 
-/// Parses digits that may overflow.
-#[cold]
-fn many_digits(digits: &[u8]) -> Option<u64> {
-    digits.iter().try_fold(0u64, |number, digit| {
-        number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-    })
-}
-
 /// The bytes of a line that are not parsed yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rest<'a>(&'a [u8]);
@@ -335,7 +327,7 @@ impl<'a> Rest<'a> {
             0 => None,
             // Too few digits to overflow.
             1..20 => Some(number),
-            len => many_digits(&bytes[..len]),
+            len => str::from_utf8(&bytes[..len]).ok()?.parse().ok(),
         }
     }
 
