@@ -104,6 +104,20 @@ fn rates_are_those_of_the_last_interval() {
     assert_eq!(site.get("/tube/mail", JSON).status, 404);
 }
 
+/// It may have as many puts and deletes as the former one, and fewer ends of reservations.
+#[test]
+fn a_tube_that_is_created_again_has_no_failures_of_the_former_one() {
+    let mut site = Site::new();
+    site.driver.iterate();
+    let put = "use mail\r\n".to_owned() + PUT;
+    site.ask(put.clone() + "watch mail\r\nreserve\r\nrelease 1 0 0\r\n");
+    for _ in 0..150 {
+        site.driver.advance(INTERVAL);
+    }
+    site.ask("delete 1\r\nignore mail\r\nuse default\r\n".to_owned() + &put);
+    assert_eq!(site.json("/tube/mail")["recent_ends"], 0);
+}
+
 #[test]
 fn the_history_has_a_fixed_size() {
     let mut site = Site::new();

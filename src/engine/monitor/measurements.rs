@@ -156,8 +156,9 @@ impl Measurements {
         let deletes_before = sample.map_or(0, |sample| sample.deletes);
         to.has_recent_delete = tube.deletes > deletes_before
             || rates.is_some_and(|rates| rates.deletes > Rate::default());
-        to.reservations_ended = ended - ended_before;
-        to.reservations_failed = failed - failed_before;
+        // A tube that was removed and created again has fewer.
+        to.reservations_ended = ended.saturating_sub(ended_before);
+        to.reservations_failed = failed.saturating_sub(failed_before);
         rates
     }
 }
