@@ -228,7 +228,10 @@ fn at_most_20_problems_are_shown() {
     let problems = page["attention"].as_array().unwrap();
     assert_eq!((problems.len(), problems[19]["tube"].as_str().unwrap().len()), (20, 200));
     assert!(problems.is_sorted_by_key(|problem| problem["tube"].as_str().unwrap()));
-    site.expect("/", TEXT, &["30 of 31 tubes need attention\n", "\nand 10 more\n\n"]);
+    let text = site.body("/", TEXT);
+    assert!(
+        text.starts_with("30 of 31 tubes need attention\n") && text.contains("\nand 10 more\n\n")
+    );
     let html = site.body("/", HTML);
     let shown = html.matches("<li class=warning>").count();
     assert!((5..20).contains(&shown) && html.contains(&format!("<li>and {} more\n", 30 - shown)));
@@ -335,6 +338,7 @@ fn of_10000_tubes_the_first_100_are_shown() {
     let page = site.json("/");
     assert_eq!(page["tubes"].as_array().unwrap().len(), 100);
     assert_eq!(page["tubes_not_shown"], 9_901);
+    assert_eq!(page["tubes"][0]["name"], "default");
     let by_ready = site.names("/?sort=ready");
     let by_ready: Vec<&str> = by_ready.split(' ').collect();
     assert!(by_ready[0] == "tube77" && by_ready[1..].is_sorted(), "{by_ready:?}");
@@ -515,9 +519,14 @@ fn the_accepted_type_is_sent_with_strict_fields() {
         }
     }
     // `format` overrides `Accept`.
-    for (format, kind) in [("html", HTML), ("text", TEXT), ("json", JSON), ("xml", JSON)] {
+    for (format, expected) in [
+        ("html", "text/html; charset=utf-8"),
+        ("text", "text/plain; charset=utf-8"),
+        ("json", JSON),
+        ("xml", JSON),
+    ] {
+        let expected = head.replace("text/html; charset=utf-8", expected);
         for path in ["/?sort=name&", "/tube/default?"] {
-            let expected = site.get("/", kind).head;
             assert_eq!(site.get(&format!("{path}format={format}"), JSON).head, expected);
         }
     }
