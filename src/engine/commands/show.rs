@@ -108,8 +108,9 @@ pub fn list_tubes_watched(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     }
     ensure_fits(s, 0)?;
     let text = ListText::new(&s.lists.bytes)?;
-    let first = c.client.watching.first_watch();
-    c.later(Steps::ListWatched(text, first.expect("a connection watches a tube")))
+    let first = c.client.watching.first_watch().expect("a connection watches a tube");
+    let units = s.queue.limits.names_per_list_step / NAMES_PER_WORK;
+    c.begin_steps(s, units, Steps::ListWatched(text, first))
 }
 
 /// Adds watched tubes to a long list.
