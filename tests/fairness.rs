@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::driver::{Client, Driver, End, Facts, Nanos, Options, START};
+use harness::fake_disk::FakeDisk;
 use harness::reply::numbers;
 use harness::request::put;
 use harness::yaml;
@@ -195,6 +196,90 @@ fn a_connection_with_50000_jobs_renews_and_returns_them_in_steps() {
     assert_eq!(server.driver.facts().reserved, JOBS as u64, "a TTR has run out");
     server.driver.end(holder, End::HangUp);
     server.until(JOBS / 1_100..=JOBS, MOST_MOVES, |driver| driver.facts().ready == JOBS as u64);
+}
+
+#[test]
+fn a_kick_of_50000_jobs_moves_them_in_steps() {
+    const JOBS: usize = 50_000;
+    let mut server = Server::new();
+    let producer = server.fill("a", 9_000, JOBS);
+    server.driver.receive(producer, format!("kick {JOBS}\r\n"));
+    let reply = server.reply(producer, "\n", JOBS / 1_100..=JOBS / 100);
+    assert_eq!(reply, format!("KICKED {JOBS}\r\n"));
+}
+
+/// They were set for delays and TTRs of jobs that were deleted since.
+#[test]
+fn timers_that_find_nothing_due_go_off_in_steps() {
+    const TIMERS: usize = 8_000;
+    for of_tubes in [true, false] {
+        let mut server = Server::new();
+        let client = server.watch_many(TIMERS);
+        for number in 0..TIMERS {
+            let (client, put) = if of_tubes {
+                (client, format!("put-in-tube tube-{number} 0 5 9 0\r\n\r\n"))
+            } else {
+                (server.driver.connect(), "put 0 0 5 0\r\n\r\nreserve\r\n".to_owned())
+            };
+            server.driver.ask(client, format!("{put}delete {}\r\n", number + 1));
+        }
+        server.pass(Nanos::from_secs(6));
+        server.until_idle(TIMERS / 4_000..=TIMERS / 32, 0);
+    }
+}
+
+/// The jobs of a worker are searched for those of another tube.
+#[test]
+fn a_flush_passes_50000_reserved_jobs_in_steps() {
+    const JOBS: usize = 50_000;
+    let (mut server, [producer]) = Server::with_clients();
+    server.fill("a", 0, JOBS);
+    server.hold("a", JOBS);
+    let worker = server.driver.connect();
+    server.driver.ask(producer, "use b\r\nput 0 0 900 0\r\n\r\n");
+    server.driver.ask(worker, "watch b\r\nreserve\r\n");
+    server.driver.receive(producer, "flush-tube b\r\n");
+    let reply = server.reply(producer, "\n", JOBS / 1_000..=JOBS / 100);
+    assert_eq!(reply, "FLUSHED 1\r\n");
+}
+
+/// A delete makes garbage for which compaction may move 4 MiB.
+#[test]
+fn compaction_moves_jobs_in_steps() {
+    const LARGE: usize = 4 << 20;
+    let (disk, mut options) = (FakeDisk::default(), Options::DEFAULT);
+    options.settings.max_job_size = u32::try_from(LARGE).unwrap();
+    let mut driver = Driver::start(options, Some(disk.boxed()), START).expect("the disk works");
+    let client = driver.connect();
+    driver.ask(client, put(0, 0, 9, "x".repeat(1_000)).repeat(3_000));
+    let (mut most, mut sum) = (0, 0);
+    for id in 3_001..3_010 {
+        driver.ask(client, put(0, 0, 9, "x".repeat(LARGE)));
+        driver.receive(client, format!("delete {id}\r\n"));
+        while driver.is_busy() || driver.received(client).is_empty() {
+            let before = disk.counts().bytes_written;
+            driver.iterate();
+            let moved = disk.counts().bytes_written - before;
+            (most, sum) = (most.max(moved), sum + moved);
+        }
+        driver.take(client);
+    }
+    assert!(sum > 1 << 20, "only {sum} bytes were moved");
+    assert!(most < 300_000, "{most} bytes were written in one iteration");
+}
+
+/// Each has more names than a step.
+#[test]
+fn lists_of_watched_tubes_of_60_clients_share_the_iterations() {
+    let mut server = Server::new();
+    server.watch_many(1_500);
+    let clients: [Client; 60] = server.driver.clients();
+    let watches: String = (0..1_500).map(|tube| format!("watch tube-{tube}\r\n")).collect();
+    clients.iter().for_each(|&client| _ = server.driver.ask(client, &watches));
+    clients.iter().for_each(|&client| server.driver.receive(client, "list-tubes-watched\r\n"));
+    server.until(6..=60, 0, |driver| {
+        clients.iter().all(|client| driver.received(*client).ends_with(b"- tube-1499\n\r\n"))
+    });
 }
 
 /// A job with a key of `con:` takes a few microseconds instead of a fraction of one.
@@ -522,7 +607,7 @@ fn pages_of_many_clients_leave_time_for_others() {
         ("peek-batch a any 1000", 40, 10),
         // A job that is reserved is searched among all.
         ("list-jobs held any 1", 40, 10),
-        ("list-clients 1000", 400, 10),
+        ("list-clients 1000", 400, 100),
     ] {
         let mut server = Server::new();
         let producer = server.fill("a", 0, 10_000);
