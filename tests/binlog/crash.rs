@@ -1,6 +1,6 @@
 //! The syncs that bound what a crash loses. The simulation crashes at each step of the disk.
 
-use crate::harness::driver::{Nanos, Options, START, Syncing};
+use crate::harness::driver::{Nanos, Options, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::Instance;
 use crate::harness::request::put;
@@ -104,6 +104,21 @@ fn a_server_that_ends_waits_for_the_sync() {
     let (disk, mut server) = start_with_background_sync(65_536);
     server.close();
     assert_eq!(disk.counts().background_syncs, (1, 1));
+}
+
+/// The deletes of a flush are not synced by themselves, and may fill files.
+#[test]
+fn a_power_cut_between_commits_leaves_no_damage() {
+    let mut random = fastrand::Rng::with_seed(9);
+    let (disk, mut server) = start(Options::synced(4096));
+    server.put_all(2000, "x");
+    for command in ["flush-tube default\r\n", "put 0 0 9 1\r\nx\r\n"] {
+        server.ask(command);
+        for _ in 0..20 {
+            let mut files = FakeDisk::with_files(&disk.files_after_power_cut(&mut random));
+            assert_eq!(damage(&mut files), None, "after {command}");
+        }
+    }
 }
 
 #[test]

@@ -238,6 +238,60 @@ fn a_file_under_another_name_is_reported_and_loses_no_job() {
     }
 }
 
+/// Truncated between two records or emptied, with zeros instead or not, or replaced by the file of another queue.
+#[test]
+fn a_file_that_lost_its_end_or_was_replaced_is_reported() {
+    const JOBS: u64 = 150;
+    let options = Options::synced(4096);
+    let used = |disk: &FakeDisk| {
+        let mut files = disk.live_files();
+        files.retain(|_, bytes| bytes.len() > VERSION_7.len() && bytes[VERSION_7.len() + 4] > 0);
+        files
+    };
+    let [(disk, server), (other, _)] = [(); 2].map(|()| {
+        let (disk, mut server) = start(options);
+        server.put_all(JOBS, [b'x'; 100]);
+        (2..JOBS).step_by(3).for_each(|id| server.delete(id));
+        (disk, server)
+    });
+    let find = |name: &str, bytes: &[u8], at: usize, missing: usize| {
+        let mut files = used(&disk);
+        files.insert(name.to_owned(), bytes.to_vec());
+        let report = damage(&mut FakeDisk::with_files(&files)).expect("it is found");
+        let line = format!(
+            "damage at {at}: the file ended otherwise when the next one was begun, so jobs may be lost and \
+             deleted ones back ({missing} bytes)"
+        );
+        assert!(report.contains(&line), "{report}");
+        // The file of another queue does not continue the one before it either.
+        let places = report.matches("damage at").count();
+        assert!(places == 1 || (missing == 0 && places == 2), "{report}");
+        let disk = FakeDisk::with_files(&files);
+        let again = Instance::start(&disk, options, server.now);
+        let lost = records_from(&used(&other)[name], at) as u64;
+        let (least, jobs) = (JOBS * 2 / 3 - lost, again.recovered.jobs);
+        assert!(
+            jobs >= least,
+            "{name} is cut at {at}: {jobs} jobs, and at least {least} should be left"
+        );
+        let kept = disk.live_files().remove(&format!("{name}.damaged"));
+        assert!(kept.as_deref() == Some(bytes), "{name} is not kept as it was");
+        assert_eq!(damage(&mut disk.clone()), None);
+    };
+    let files = used(&disk);
+    assert!(files.len() >= 4 && files.len() == used(&other).len(), "{:?}", files.keys());
+    for (name, bytes) in files.iter().filter(|(name, _)| *name != last_of(&files)) {
+        find(name, &[], 0, bytes.len());
+        find(name, &vec![0; bytes.len()], 0, bytes.len());
+        find(name, &used(&other)[name], bytes.len(), 0);
+        for at in record_ends(bytes).into_iter().rev().skip(1).step_by(5) {
+            find(name, &bytes[..at], at, bytes.len() - at);
+            let zeros = vec![0; bytes.len() - at];
+            find(name, &[&bytes[..at], &zeros].concat(), at, bytes.len() - at);
+        }
+    }
+}
+
 /// Although older files are still there.
 #[test]
 fn a_lost_file_is_reported_until_the_next_start() {
@@ -259,15 +313,20 @@ fn a_lost_file_is_reported_until_the_next_start() {
 
 /// Counts the records of version 7 that end after `from`.
 fn records_from(bytes: &[u8], from: usize) -> usize {
+    record_ends(bytes).into_iter().filter(|&end| end > from).count()
+}
+
+/// Returns the offset behind each record of version 7.
+fn record_ends(bytes: &[u8]) -> Vec<usize> {
     let number = |at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap()) as usize;
-    let (mut at, mut count) = (4, 0);
+    let (mut at, mut ends) = (4, Vec::new());
     while at < bytes.len() {
         let name_len = number(at);
         let is_full = name_len > 0 && bytes[at + 4 + name_len + 76] != 0;
         at += HEAD_LEN + name_len + if is_full { number(at + 4 + name_len + 32) } else { 0 };
-        count += usize::from(at > from);
+        ends.push(at);
     }
-    count
+    ends
 }
 
 /// A bit of the nonce of the file, and one of the length of the first body.

@@ -1,6 +1,6 @@
 //! What a start restores: order, ids, counters, due times and flushes.
 
-use crate::harness::driver::{Nanos, Options, START, Syncing};
+use crate::harness::driver::{Nanos, Options, START, Syncing, damage};
 use crate::harness::fake_disk::FakeDisk;
 use crate::harness::instance::Instance;
 use crate::harness::record::{
@@ -98,7 +98,7 @@ fn flush(id: u64, tube: &str) -> Record<'_> {
 
 fn file(records: &[Record<'_>]) -> Vec<u8> {
     let records = records.iter().flat_map(|record| record.v7(Some(NONCE)));
-    file_head(1, 9, NONCE).into_iter().chain(records).collect()
+    file_head(1, 9, (0, 0), NONCE).into_iter().chain(records).collect()
 }
 
 /// The epochs of a tube have eight bits.
@@ -244,9 +244,32 @@ fn records_are_written_as_described() {
     let buried = Record { state: BURIED, pri: 6, moment_ns, counts, ..update(second) };
     let records = [first, second, released, buried].map(|record| record.v7(Some(nonce)));
     let mut rest = &bytes[..];
-    for expected in [file_head(1, 0, nonce)].into_iter().chain(records) {
+    for expected in [file_head(1, 0, (0, 0), nonce)].into_iter().chain(records) {
         let (found, after) = rest.split_at(expected.len());
         assert_eq!(found, expected, "{} bytes before the end", rest.len());
         rest = after;
+    }
+    let again = server.again_on(&disk, OPTIONS);
+    let [first, second] =
+        ["binlog.1", "binlog.2"].map(|name| again.disk.live_files()[name].clone());
+    let nonce_of_second = u32::from_ne_bytes(*second[4 + 4 + 36..].first_chunk().unwrap());
+    let head = file_head(2, 2, (first.len() as u64, nonce), nonce_of_second);
+    assert_eq!(&second[..head.len()], head);
+}
+
+/// An early server has written 0 for the number of a file, and for the end of the file before.
+#[test]
+fn a_file_need_not_know_the_one_before() {
+    for number in [0, 2] {
+        let record = |id| job(id, "a", READY).v7(Some(NONCE));
+        let files = [(1, 1), (number, 2)].map(|(number, id)| {
+            let name = format!("binlog.{id}");
+            (name, [file_head(number, 0, (0, 0), NONCE), record(id)].concat())
+        });
+        let disk = FakeDisk::with_files(&files.into_iter().collect());
+        assert_eq!(damage(&mut disk.clone()), None);
+        let server = Instance::start(&disk, OPTIONS, START);
+        assert_eq!(server.recovered.jobs, 2);
+        assert_eq!(damage(&mut disk.clone()), None);
     }
 }

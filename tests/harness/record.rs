@@ -38,8 +38,9 @@ pub struct Record<'r> {
     pub body: &'r [u8],
     /// `None`: that of the body. A short record has the one of its job.
     pub body_len: Option<u32>,
+    /// In a file header the nonce of the file before.
     pub pri: u32,
-    /// In version 5 times are cut to microseconds.
+    /// In version 5 times are cut to microseconds. In a file header the used bytes of the file before.
     pub delay_ns: u64,
     pub ttr_ns: u64,
     /// In a file header the number of the file.
@@ -90,9 +91,10 @@ impl Record<'_> {
     }
 }
 
-/// Returns the head of a file with checksums.
-pub fn file_head(number: u64, last_id: u64, nonce: u32) -> Vec<u8> {
-    let (created_at_ns, moment_ns) = (number, last_id);
-    let header = Record { id: FILE_HEADER, created_at_ns, moment_ns, ..Record::default() };
+/// Returns the head of a file with checksums. `before` has the used bytes and the nonce of the file before.
+pub fn file_head(number: u64, last_id: u64, before: (u64, u32), nonce: u32) -> Vec<u8> {
+    let ((delay_ns, pri), created_at_ns, moment_ns) = (before, number, last_id);
+    let id = FILE_HEADER;
+    let header = Record { id, pri, delay_ns, created_at_ns, moment_ns, ..Record::default() };
     [&VERSION_7[..], &header.v7(Some(nonce))].concat()
 }

@@ -94,6 +94,10 @@ impl Corruption {
     pub const BODY_LENGTH: Corruption =
         Corruption::Other("no record: the length of the body is out of range");
     pub const FILE_HEADER: Corruption = Corruption::Other("the file header record is damaged");
+    /// The file header record of the next file has another end of this one, or another nonce.
+    pub const FILE_END: Corruption = Corruption::Other(
+        "the file ended otherwise when the next one was begun, so jobs may be lost and deleted ones back",
+    );
     /// The record does not end within the file.
     pub const CUT_SHORT: Corruption = Corruption::Other("the record is cut short");
     /// For a damaged place, other bytes follow.

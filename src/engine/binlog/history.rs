@@ -12,6 +12,7 @@
 //!   acknowledged record only if the operator chose not to sync each iteration.
 //! - A file under the number of another one is damage. From it on flushes do not count: jobs may stand before a
 //!   flush that were put after it.
+//! - A file that ends otherwise than the next one has noted is damaged.
 //! - A file that is missing between two others was lost, unless it is in a gap.
 //! - The highest id of all records was given out.
 //!
@@ -40,6 +41,8 @@ pub struct History {
     pub last_id: u64,
     /// A file has had another number.
     has_misplaced: bool,
+    /// The file before, the offset behind its last record, and the nonce of its file header record.
+    before: Option<(FileNumber, u64, Option<u32>)>,
     /// The record of a key, and its file, if that was the last record.
     key_before: Option<(FileNumber, KeyRecord)>,
 }
@@ -82,6 +85,18 @@ impl History {
         self.note_id(reader.last_id);
         let Reader { size, layout, nonce, .. } = reader;
         visit(Event::Opened { size, layout, nonce })?;
+        let (used, nonce_before) = reader.before;
+        if let Some((before, offset, known)) = self.before
+            && number - before == 1
+            && used > 0
+            && (used != offset || known.is_some_and(|known| known != nonce_before))
+            && !self.has_misplaced
+        {
+            let (len, cause) = (used.saturating_sub(offset), Corruption::FILE_END);
+            let lost = (before, Damage { offset, len, cause, id: None, is_full: false });
+            let damage = self.torn.take().unwrap_or(lost);
+            visit(self.damaged(damage))?;
+        }
         loop {
             let item = reader.next_item()?;
             if !matches!(item, Item::End { .. })
@@ -111,6 +126,7 @@ impl History {
                     if let Some(damage) = damage {
                         visit(self.damaged(damage))?;
                     }
+                    self.before = Some((number, used, nonce));
                     return visit(Event::End(used));
                 }
             }

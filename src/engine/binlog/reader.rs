@@ -10,7 +10,7 @@
 
 use super::disk::{Disk, FileNumber};
 use super::error::{BinlogError, Corruption};
-use super::record::{self, Content, FILE_HEAD_LEN, FileHeader, Head, Layout, VERSION_LEN};
+use super::record::{self, Content, FILE_HEAD_LEN, FileEnd, FileHeader, Head, Layout, VERSION_LEN};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use std::io;
@@ -25,6 +25,8 @@ pub struct Reader<'d> {
     pub layout: Layout,
     /// The last id that was given out before the file was created, or 0 if it is unknown.
     pub last_id: u64,
+    /// What the file header record has about the file before.
+    pub before: FileEnd,
     /// The nonce of the file header record. If that is damaged, the nonce of the first record, if
     /// that is intact.
     pub nonce: Option<u32>,
@@ -109,6 +111,7 @@ impl<'d> Reader<'d> {
             size,
             layout: Layout::V7_WITH_CRC,
             last_id: 0,
+            before: (0, 0),
             nonce: None,
             offset: 0,
             head_damage: None,
@@ -165,8 +168,10 @@ impl<'d> Reader<'d> {
             let len = end - offset;
             Damage { offset, len, cause, id: None, is_full: false }
         });
-        if let FileHeader::Intact { last_id, nonce, .. } = header {
+        if let FileHeader::Intact { number, last_id, before, nonce } = header {
             (self.last_id, self.nonce) = (last_id, Some(nonce));
+            // A file under another number does not know the one before it.
+            self.before = if number == self.number { before } else { (0, 0) };
         }
         Ok(())
     }

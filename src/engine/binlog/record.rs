@@ -29,8 +29,9 @@
 //! C beanstalkd ignores the four bytes behind the priority. This server writes a CRC-32 of the
 //! whole record there. The first record of such a file is the file header record: a short record
 //! with an id that no job has. It has the number of the file where other records have the creation of the job, and
-//! the last id that was given out in the place of the due moment. C beanstalkd skips it. In a file without it, the
-//! four bytes are ignored.
+//! the last id that was given out in the place of the due moment. In those of the delay and the priority it has the
+//! length that the file before had without what is behind its last record, and the nonce of that file. C
+//! beanstalkd skips it. In a file without it, the four bytes are ignored.
 //!
 //! The first byte behind the state, which C beanstalkd ignores too, is a [`Mark`].
 //!
@@ -181,8 +182,12 @@ pub enum Content {
     Gap(Gap),
     /// The number of the file, and the last id that was given out, so that ids continue from there when all older
     /// files are removed. Only the first record of a file has it: see [`FileHeader`].
-    FileHeader(FileNumber, u64),
+    FileHeader(FileNumber, u64, FileEnd),
 }
+
+/// How the file before was when a file was begun: the offset behind its last record, or 0 if it is unknown, and
+/// its nonce if it has checksums.
+pub type FileEnd = (u64, u32);
 
 /// The fields as they are in a record of any content, one after the other.
 #[derive(Default)]
@@ -319,8 +324,9 @@ impl Content {
             Content::Gap((first, last)) => {
                 Raw { id: GAP_ID, created: first.into(), moment: last.into(), ..Raw::default() }
             }
-            Content::FileHeader(number, moment) => {
-                Raw { id: FILE_HEADER_ID, created: number.into(), moment, ..Raw::default() }
+            Content::FileHeader(number, moment, (delay, pri)) => {
+                let created = number.into();
+                Raw { id: FILE_HEADER_ID, pri, delay, created, moment, ..Raw::default() }
             }
         }
     }
@@ -682,8 +688,9 @@ mod tests {
     #[test]
     fn a_file_header_with_a_flipped_bit_is_recognized_as_damaged() {
         let mut bytes = Vec::new();
-        write(&mut bytes, &Content::FileHeader(5, 77), "", (b"", true), NONCE);
-        let intact = FileHeader::Intact { number: 5, last_id: 77, nonce: NONCE };
+        let before = (1000, 6);
+        write(&mut bytes, &Content::FileHeader(5, 77, before), "", (b"", true), NONCE);
+        let intact = FileHeader::Intact { number: 5, last_id: 77, before, nonce: NONCE };
         assert_eq!(FileHeader::read(&bytes), intact);
         for bit in 0..SHORT_LEN * 8 {
             let mut damaged = bytes.clone();

@@ -288,7 +288,8 @@ impl Binlog {
         self.disk.close(number);
     }
 
-    /// Closes the current file, now or after the next sync. It will not be written any more.
+    /// Closes the current file, now or after the next sync, which is that of the next file with the end of this
+    /// one. It will not be written any more.
     pub(super) fn close_current(&mut self) {
         if self.sync.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
             self.begin_sync(true);
@@ -297,7 +298,7 @@ impl Binlog {
             self.sync();
         }
         let number = self.files.current().number;
-        if self.sync.unsynced_since.is_some() && self.syncs_files() {
+        if self.syncs_files() {
             self.sync.unsynced_closed.push(number);
         } else {
             self.disk.close(number);

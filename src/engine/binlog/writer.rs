@@ -41,7 +41,9 @@ impl Binlog {
     /// Appends the file header record and those of all gaps.
     pub(super) fn begin_file(&mut self) {
         let number = self.files.current().number;
-        self.append(&Content::FileHeader(number, self.last_id), "", &[]);
+        let end = |file: &File| (file.used, file.nonce.unwrap_or(self.nonce));
+        let before = self.files.closed().last().map_or((0, 0), end);
+        self.append(&Content::FileHeader(number, self.last_id, before), "", &[]);
         let gaps: Vec<Gap> = self.files.carried_gaps().collect();
         gaps.into_iter().for_each(|gap| self.append(&Content::Gap(gap), "", &[]));
     }

@@ -1,6 +1,6 @@
 //! The first record of a file. It shows whether the file has checksums.
 
-use super::{CHECKSUM_AT, Content, FileNumber, NAME_LENGTH_LEN, Raw, SHORT_LEN, write};
+use super::{CHECKSUM_AT, Content, FileEnd, FileNumber, NAME_LENGTH_LEN, Raw, SHORT_LEN, write};
 use crate::engine::collections::chains::low_half;
 
 /// A file header record with at most this many flipped bits is recognized as damaged. With more, the
@@ -16,7 +16,7 @@ pub enum FileHeader {
     Blank,
     /// The file has checksums, and was created with this number. The last id was given out before; the nonce is
     /// that of all records.
-    Intact { number: FileNumber, last_id: u64, nonce: u32 },
+    Intact { number: FileNumber, last_id: u64, before: FileEnd, nonce: u32 },
     /// The file has checksums, but this record is damaged.
     Damaged,
 }
@@ -28,12 +28,13 @@ impl FileHeader {
         if bytes.iter().all(|&byte| byte == 0) {
             return FileHeader::Blank;
         }
-        let Raw { created, moment: last_id, nonce, .. } = Raw::of_bytes(&bytes[NAME_LENGTH_LEN..]);
-        let number = low_half(created);
+        let Raw { created, moment: last_id, delay, pri, nonce, .. } =
+            Raw::of_bytes(&bytes[NAME_LENGTH_LEN..]);
+        let (number, before) = (low_half(created), (delay, pri));
         let mut expected = Vec::with_capacity(SHORT_LEN);
-        write(&mut expected, &Content::FileHeader(number, last_id), "", (&[], true), nonce);
+        write(&mut expected, &Content::FileHeader(number, last_id, before), "", (&[], true), nonce);
         if expected == bytes {
-            return FileHeader::Intact { number, last_id, nonce };
+            return FileHeader::Intact { number, last_id, before, nonce };
         }
         // A damaged id or nonce changes the expected checksum, so the checksum is not compared.
         let checksum_at = NAME_LENGTH_LEN + CHECKSUM_AT;
