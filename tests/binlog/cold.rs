@@ -668,6 +668,28 @@ fn a_record_whose_file_cannot_be_opened_is_not_lost() {
 }
 
 #[test]
+fn other_files_are_compacted_while_one_is_moved_away() {
+    for is_late in [false, true] {
+        let mut server = start();
+        server.disk.faults().reads_late = is_late;
+        let ids: Vec<u64> = (0..1000).map(|_| server.put_of(100)).collect();
+        server.disk.rename("binlog.1", "away");
+        for id in ids.iter().filter(|&id| id % 10 > 0) {
+            server.delete(*id);
+        }
+        server.make_garbage();
+        let names = server.disk.names();
+        assert!(!names.contains("binlog.2:") && names.contains("away"), "{names}");
+        server.disk.rename("away", "binlog.1");
+        server.make_garbage();
+        assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
+        for id in ids.into_iter().filter(|id| id % 10 == 0) {
+            server.expect_found(id, 100);
+        }
+    }
+}
+
+#[test]
 fn many_finished_reads_take_several_iterations() {
     let mut server = start_with_late_reads();
     let ids: Vec<u64> = (0..400).map(|_| server.put_of(50)).collect();

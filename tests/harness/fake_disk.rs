@@ -239,6 +239,13 @@ impl FakeDisk {
         live[at.expect("the file has these bytes") + bytes.len() / 2] ^= 1;
     }
 
+    /// Renames a file behind the back of the server.
+    pub fn rename(&self, from: &str, to: &str) {
+        let names = &mut self.0.borrow_mut().live.names;
+        let inode = names.remove(from).expect("there is such a file");
+        names.insert(to.to_owned(), inode);
+    }
+
     /// Returns whether a read of a body can end.
     pub fn has_reads(&self) -> bool {
         let state = self.0.borrow();

@@ -176,7 +176,9 @@ impl Binlog {
             // A choice takes as long as moving this much.
             self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(CHOICE_BYTES);
         }
-        let file = same.or_else(|| files.next_to_empty(most_live)).map(|index| &files.list[index]);
+        let file = same
+            .or_else(|| files.next_to_empty(most_live, self.now))
+            .map(|index| &files.list[index]);
         self.compaction.emptied = file.map(|file| file.number);
         file.map(|file| (file.number, file.live_bytes))
     }
@@ -186,6 +188,15 @@ impl Binlog {
         if self.files.sums.has_damaged {
             self.compaction.debt_bytes = self.limits.moved_at_start_bytes as u64;
         }
+    }
+
+    /// Passes over a file for a second, because a record of it cannot be read. Returns whether that is new: in the
+    /// minute before it could be read, or was not needed.
+    pub fn pass_over(&mut self, number: FileNumber) -> bool {
+        self.compaction.emptied = None;
+        let until = &mut self.files.by_number(number).unreadable_until;
+        let before = std::mem::replace(until, self.now + BLOCKED_PAUSE);
+        before + RETRY_PAUSE < self.now
     }
 
     /// Notes whether the next job cannot be moved now.
@@ -247,8 +258,8 @@ impl Binlog {
 impl Files {
     /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
     /// its live records. An island is a run of files that can be removed before older ones. The live records of
-    /// the file have at most `most_live` bytes. Only the first files of a run are looked at.
-    fn next_to_empty(&self, most_live: u64) -> Option<usize> {
+    /// the file have at most `most_live` bytes, and can be read `now`. Only the first files of a run are looked at.
+    fn next_to_empty(&self, most_live: u64, now: Nanos) -> Option<usize> {
         let mut best: Option<(u128, u128, usize)> = None;
         let mut older = None;
         // A damaged file leaves only as the oldest one.
@@ -258,7 +269,8 @@ impl Files {
                 continue;
             }
             // A file without jobs waits for older ones.
-            if !start.is_empty() && start.live_bytes <= most_live {
+            let is_possible = start.live_bytes <= most_live && start.unreadable_until <= now;
+            if !start.is_empty() && is_possible {
                 let run = self.closed().skip(index).take(MOST_IN_RUN);
                 let is_apart = |&file: &&File| older.is_none_or(|older| file.is_apart_from(older));
                 let (mut garbage, mut live) = (0, 0);

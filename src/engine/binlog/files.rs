@@ -23,6 +23,7 @@ use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{EntryKey, JobKey, KeptKey, Key, Owner};
+use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::num::NonZero;
 
@@ -96,6 +97,8 @@ pub struct File {
     pub layout: Layout,
     /// Some of its records are damaged. When it has no jobs left, it is renamed, not removed.
     pub is_damaged: bool,
+    /// A record of it could not be read, which is not lost. It is not emptied before this moment.
+    pub unreadable_until: Nanos,
     /// It is free: none of its records is needed. The number of syncs that were begun before, and before the
     /// removal of the file before.
     pub free_since: Option<Seq>,
@@ -161,6 +164,7 @@ impl File {
             nonce: None,
             layout: Layout::V7_WITH_CRC,
             is_damaged: false,
+            unreadable_until: Nanos::ZERO,
             free_since: None,
             reaches: number,
             owners: [List::default(); 2],

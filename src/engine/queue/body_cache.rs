@@ -16,7 +16,6 @@ use super::client::Client;
 use super::counts::CountedEvent;
 use super::job::{Job, State};
 use super::read_body::{Grant, ReadBodies, ReadBody};
-use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -40,8 +39,6 @@ pub struct BodyCache {
     pub begun: VecDeque<Begun>,
     /// The page of jobs of which [`Queue::evict_page`] drops the bodies next.
     next_page: usize,
-    /// The file of which compaction cannot read a record that is not lost.
-    unmoved: Option<FileNumber>,
     /// The ids of jobs whose bodies cannot be read, which was logged.
     pub(super) unreadable: HashSet<u64>,
     pub stats: ReadStats,
@@ -374,22 +371,28 @@ impl Queue {
         }
     }
 
-    /// Moves a record that was read. If the disk has lost it, the job is lost; otherwise compaction waits.
+    /// Moves a record that was read. If the disk has lost it, the job is lost; otherwise its file waits.
     fn move_record(&mut self, key: JobKey, read: RecordRead, record: &io::Result<Vec<u8>>) -> bool {
         match record {
             Ok(record) => {
-                self.body_cache.unmoved.take_if(|file| *file == read.file);
                 self.write_moved(key, Some(&record[(read.len - read.body_len) as usize..]));
                 return true;
             }
-            // A worker that has its body may still delete it.
             Err(error) if is_loss(error) && self.jobs[key].state.holder().is_none() => {
                 self.lose(key, read, error);
             }
-            Err(error) => {
+            // A worker that has its body may still delete it.
+            Err(error) if is_loss(error) => {
                 self.binlog.iter_mut().for_each(|binlog| binlog.set_blocked(true));
+            }
+            Err(error) => {
                 let RecordRead { id, file, .. } = read;
-                if self.body_cache.unmoved.replace(file) != Some(file) {
+                let Some(binlog) = &mut self.binlog else { return false };
+                // Then other files cannot be read either.
+                if is_passing(error) {
+                    binlog.set_blocked(true);
+                }
+                if binlog.pass_over(file) {
                     warn!(
                         "{read}: the record of job {id} cannot be read now: {error}; keeping \
                          binlog.{file} until it can"
