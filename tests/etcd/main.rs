@@ -4,3 +4,7 @@ mod random;
 mod rules;
 mod servers;
 mod store;
+
+/// That of the program: it can refuse memory.
+#[global_allocator]
+static ALLOCATOR: beanstalkd::Allocator = beanstalkd::Allocator;

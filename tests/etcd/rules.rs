@@ -8,6 +8,7 @@ use crate::store::LEADER;
 use beanstalkd::testing::etcd::Standing;
 use beanstalkd::testing::etcd::api::NOT_FOUND;
 use beanstalkd::testing::etcd::client::{PutOptions, Txn, TxnOp};
+use beanstalkd::testing::refuse_after;
 use std::ops::RangeInclusive;
 
 const TTL_SECS: u32 = 5;
@@ -1008,7 +1009,7 @@ fn rule_6_the_newest_file_can_be_cut_and_removed() {
         cluster.run(20);
         cluster.forget();
         restart(&mut cluster);
-        assert_eq!(cluster.found()[&2].len(), 256 * 1024);
+        assert_eq!(cluster.found()[&2].len(), 2 + 15 * 16 * 1024);
         match cut {
             Some(size) => cluster.cut_newest(0, size),
             None => cluster.remove_newest(0),
@@ -1053,6 +1054,27 @@ fn rule_4_a_chunk_that_does_not_come_in_time_is_divided() {
     chunks_of(&mut cluster, 300_000);
     assert!(chunks_of(&mut cluster, 500_000) <= 4, "the chunks stay short");
     assert_eq!(cluster.ends, []);
+    restart(&mut cluster);
+}
+
+#[test]
+fn rule_4_chunks_are_short_while_there_is_no_memory_for_more() {
+    let mut cluster = single();
+    let mut chunks_of = |has_memory: bool, faults: Vec<Fault>| {
+        cluster.script(0, Kind::Write, faults);
+        let before = cluster.world().count(Kind::Write);
+        refuse_after(if has_memory { usize::MAX } else { 0 });
+        cluster.put(0, &[b'x'; 64 * 1024]);
+        cluster.run(200);
+        refuse_after(usize::MAX);
+        cluster.settle();
+        assert_eq!(cluster.ends, []);
+        cluster.world().count(Kind::Write) - before
+    };
+    assert!(chunks_of(false, Vec::new()) >= 16, "a chunk has more than 4 KiB");
+    // With memory the same bytes are sent again.
+    assert!(chunks_of(false, vec![Fault::lost_answer()]) < 16);
+    assert!(chunks_of(true, Vec::new()) <= 2, "the chunks stay short");
     restart(&mut cluster);
 }
 

@@ -9,6 +9,7 @@ use super::keys::{CHUNK_MAX, File};
 use super::shared::Shared;
 use crate::engine::binlog::disk::{Disk, FileNumber, RemoteStats};
 use crate::engine::binlog::error::BinlogError;
+use crate::engine::headroom::{self, Headroom};
 use crate::os::membership::Standing;
 use std::collections::BTreeMap;
 use std::io;
@@ -47,6 +48,8 @@ pub enum Change {
 
 /// About what etcd stores with each chunk: its key, revisions, and space that is left in pages.
 const CHUNK_OVERHEAD: u64 = 256;
+/// The memory that a change has at first.
+const BLOCK: usize = 16 * 1024;
 
 impl Change {
     /// Returns how many bytes its chunks take in etcd, if it is stored at once.
@@ -94,27 +97,35 @@ impl EtcdDisk {
         Ok(bytes)
     }
 
-    /// Adds bytes to the end of a file: to the last change, and to further ones. None is longer than a chunk, because a
-    /// block of memory that grows needs the space of two.
-    fn gather(&mut self, number: FileNumber, mut offset: u64, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
+    /// Adds bytes to the end of a file: to the last change while that has room, or there is memory for more, and to
+    /// further ones. Those need only small blocks, which the headroom has.
+    fn gather(&mut self, number: FileNumber, mut offset: u64, bytes: &[u8]) {
+        for bytes in bytes.chunks(BLOCK) {
+            let mut len = bytes.len() as u64;
             if let Some(Change::Append { file, offset: start, bytes: gathered }) =
                 self.changes.last_mut()
                 && *file == number
+                && has_room(gathered, bytes.len())
             {
-                assert_eq!(*start + gathered.len() as u64, offset, "a gap in binlog.{number}");
-                let (more, rest) = bytes.split_at(bytes.len().min(CHUNK_MAX - gathered.len()));
-                gathered.extend_from_slice(more);
-                self.shared.state().written_len += more.len() as u64;
-                (offset, bytes) = (offset + more.len() as u64, rest);
+                let end = *start + gathered.len() as u64;
+                assert_eq!(end, offset, "a gap in binlog.{number}");
+                gathered.extend_from_slice(bytes);
+            } else {
+                let mut block = Vec::with_capacity(BLOCK);
+                block.extend_from_slice(bytes);
+                self.changes.push(Change::Append { file: number, offset, bytes: block });
+                len += CHUNK_OVERHEAD;
             }
-            if !bytes.is_empty() {
-                let change = Change::Append { file: number, offset, bytes: Vec::new() };
-                self.shared.state().written_len += change.len();
-                self.changes.push(change);
-            }
+            self.shared.state().written_len += len;
+            offset += bytes.len() as u64;
         }
     }
+}
+
+/// Returns whether a change has room for this many bytes more, or there is memory for them.
+fn has_room(gathered: &mut Vec<u8>, more: usize) -> bool {
+    let is_short = gathered.len() + more <= CHUNK_MAX;
+    is_short && headroom::leave(Headroom::Whole, || gathered.try_reserve(more)).is_ok()
 }
 
 /// Waits for the answer to a request.
@@ -295,6 +306,34 @@ mod tests {
         disk.write(3, 0, b"v7").unwrap();
         disk.write(3, 2, b"").unwrap();
         assert_eq!(sync(&mut disk, &mut received).unwrap(), "3:0=v7");
+    }
+
+    #[test]
+    fn changes_are_short_while_there_is_no_memory_for_more() {
+        let (mut disk, shared, mut received) = disk();
+        let records: Vec<u8> = (0..300_000).map(|at| (at % 251) as u8).collect();
+        disk.create(1, 1 << 20).unwrap();
+        disk.write(1, 0, &records[..2]).unwrap();
+        headroom::refuse_after(0);
+        for number in 0..5 {
+            let rest = &records[2 + number * 50_000..][..50_000];
+            disk.write(1, 2 + number as u64 * 50_000, rest).unwrap();
+        }
+        headroom::refuse_after(usize::MAX);
+        disk.write(1, 250_002, &records[250_002..]).unwrap();
+        disk.begin_sync(&[], false, true);
+        let Ok(Request::Store(changes)) = received.try_recv() else { panic!("nothing is stored") };
+        let len = changes.iter().map(Change::len).sum::<u64>();
+        assert_eq!(shared.state().written_len, len);
+        let mut stored = Vec::new();
+        let last = changes.len() - 1;
+        for (index, change) in changes.into_iter().enumerate() {
+            let Change::Append { file: 1, offset, bytes } = change else { panic!("another file") };
+            assert_eq!(offset, stored.len() as u64);
+            assert!(bytes.capacity() <= BLOCK || index == last, "{} bytes", bytes.capacity());
+            stored.extend(bytes);
+        }
+        assert_eq!(stored, records);
     }
 
     #[test]

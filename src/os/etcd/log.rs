@@ -25,6 +25,7 @@ use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
 use super::nodes::{ask_again, ask_each};
 use super::shared::State;
 use crate::engine::binlog::disk::FileNumber;
+use crate::engine::headroom::{self, Headroom};
 use crate::engine::time::Nanos;
 use crate::os::membership::Duty;
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
@@ -410,19 +411,28 @@ impl Log {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Failure> {
+        // Its value, and the request.
+        let copies = |most: usize| 2 * bytes.len().min(most);
+        while self.chunk_max > SHORTEST_CHUNK
+            && headroom::ensure_free(Headroom::Half, copies(self.chunk_max)).is_err()
+        {
+            self.chunk_max /= 2;
+        }
         let last = self.last_chunk();
         let chunk = last + 1;
         let key = self.member.keys.chunk(chunk);
         let mut len = bytes.len().min(self.chunk_max);
         let value = Chunk { file: number, offset, bytes: &bytes[..len] }.encode();
         let when = vec![modified(key.clone(), 0)];
-        let mut puts = vec![TxnOp::put(key.clone(), value, None)];
+        let mut puts = Vec::new();
         // A leader appends only to files that it has begun.
         let known = self.files.get(&number).copied().filter(|_| offset > 0);
         let file = known.unwrap_or_else(|| File::new(chunk));
         if known.is_none() {
             puts.push(TxnOp::put(self.member.keys.file(number), file.encode(), None));
         }
+        // As the last one: the request is not copied to make room for more.
+        puts.push(TxnOp::put(key.clone(), value, None));
         if !self.is_made(when, puts).await? {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
             // A chunk takes longer than other answers, but a lost answer must not take longer than the lease.
