@@ -7,16 +7,18 @@
 //!
 //! | part that remains | allocations |
 //! |---|---|
-//! | [`Headroom::Whole`] | puts, and bodies that are arriving |
-//! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes |
-//! | [`Headroom::Half`] | clients |
+//! | [`Headroom::Whole`] | puts, bodies that are arriving, and changes for etcd that grow |
+//! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes; moves on a remote disk |
+//! | [`Headroom::Half`] | clients; chunks for etcd of more than 4 KiB |
 //! | [`Headroom::Quarter`] | replies, command lines, room for reserved jobs; the first clients and watches |
 //! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
 //!
 //! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length
-//! of requests and replies, is allocated in [`leave`]. Four kinds of memory are not:
+//! of requests and replies, is allocated in [`leave`]. Five kinds of memory are not:
 //!
 //! - texts of a few KiB that are freed in the same loop iteration;
+//! - blocks of 16 KiB of changes for etcd: while less than half of the headroom is left, no command adds to them
+//!   before those in progress are stored;
 //! - lists with a fixed bound of at most 160 KiB;
 //! - at most 4 KiB for the request of each of 64 HTTP connections, and slices of pages. A slice has at most
 //!   200 KiB, and is made only while three quarters of the headroom are left;

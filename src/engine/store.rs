@@ -192,10 +192,12 @@ impl Store {
         false
     }
 
-    /// Returns whether no connection is served because too many changes wait for a remote disk.
-    /// Timers and deadlines still have their effects.
+    /// Returns whether no connection is served because too many changes wait for a remote disk, or any when memory
+    /// is short: they take some. Timers and deadlines still have their effects.
     pub fn is_congested(&self) -> bool {
         self.queue.binlog.as_ref().is_some_and(Binlog::is_congested)
+            || self.progress.is_some_and(|progress| progress.waiting_bytes > 0)
+                && !self.has_headroom(Headroom::Half)
     }
 
     /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find

@@ -2,7 +2,7 @@
 //! simulation tests which replies wait for which changes.
 
 use crate::harness::driver::{
-    End, Limits, Nanos, Options, START, Settings, Syncing, copy_binlog, damage,
+    Driver, End, Limits, Nanos, Options, START, Settings, Syncing, copy_binlog, damage,
 };
 use crate::harness::fake_disk::{FakeDisk, Files, RemoteSetup};
 use crate::harness::instance::Instance;
@@ -74,6 +74,23 @@ fn nothing_more_is_run_while_too_many_changes_wait() {
         assert!(rounds < 5 || replies.lines().count() == 2, "{replies:?}");
     }
     assert!(rounds > 10, "{rounds} syncs for 10,000 puts");
+}
+
+#[test]
+fn nothing_more_is_run_while_changes_wait_and_memory_is_short() {
+    let mut server = start(OPTIONS);
+    let [producer, other] = server.clients();
+    assert_eq!(server.ask_remote(put(0, 0, 9, "job").repeat(2)), "INSERTED 1\r\nINSERTED 2\r\n");
+    Driver::refuse_memory_after(0);
+    assert!(!server.is_congested(), "nothing waits");
+    assert_eq!(server.send(producer, "delete 1\r\n"), "");
+    assert!(server.is_congested());
+    let waiting = server.disk.waiting();
+    assert_eq!(server.send(other, "delete 2\r\n"), "");
+    assert_eq!(server.disk.waiting(), waiting, "a command has run");
+    server.acknowledge();
+    assert_eq!([producer, other].map(|it| server.take_text(it)), ["DELETED\r\n"; 2]);
+    Driver::refuse_memory_after(usize::MAX);
 }
 
 #[test]

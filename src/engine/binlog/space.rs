@@ -358,11 +358,9 @@ impl Binlog {
         if self.refuses_all_puts() {
             return Err(NoSpace);
         }
-        if self.disk.is_remote() {
-            // A copy of the record waits to be stored.
-            headroom::ensure_free(Headroom::Whole, len)?;
-        }
-        let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
+        let len = len as u64;
+        self.ensure_memory(Headroom::Whole, len)?;
+        let len = len + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
         let delete_records = self.files.delete_records() + own_deletes;
         let reserved = self.reserve(len, delete_records, self.min_headroom());
@@ -402,7 +400,17 @@ impl Binlog {
     /// Reserves space for [`Binlog::move_to_current`] or [`Binlog::move_kept_key`]. Returns `false` if there is
     /// none.
     pub fn reserve_move(&mut self, owner: Owner) -> bool {
-        self.reserve_from_headroom(self.files.entry(owner).live_bytes()).is_ok()
+        let len = self.files.entry(owner).live_bytes();
+        let reserved = self.ensure_memory(Headroom::ThreeQuarters, len);
+        reserved.and_then(|()| self.reserve_from_headroom(len)).is_ok()
+    }
+
+    /// Makes sure that there is memory for a copy of a record on a remote disk, which waits there to be stored.
+    fn ensure_memory(&self, least: Headroom, len: u64) -> Result<(), NoSpace> {
+        if self.disk.is_remote() {
+            headroom::ensure_free(least, usize::try_from(len).unwrap_or(usize::MAX))?;
+        }
+        Ok(())
     }
 
     /// Reserves space for [`Binlog::delete`], and memory for a key that is kept. The space exists since the
