@@ -3,7 +3,7 @@
 //! It knows connections only by key. What a command causes for another connection is noted here, and
 //! the server delivers it after the visit.
 
-use super::binlog::{Binlog, Progress};
+use super::binlog::Progress;
 use super::commands::COMMANDS;
 use super::headroom::Headroom;
 use super::keys::ConnKey;
@@ -195,9 +195,10 @@ impl Store {
     /// Returns whether no connection is served because too many changes wait for a remote disk, or any when memory
     /// is short: they take some. Timers and deadlines still have their effects.
     pub fn is_congested(&self) -> bool {
-        self.queue.binlog.as_ref().is_some_and(Binlog::is_congested)
-            || self.progress.is_some_and(|progress| progress.waiting_bytes > 0)
-                && !self.has_headroom(Headroom::Half)
+        let waits = || self.progress.is_some_and(|progress| progress.waiting_bytes > 0);
+        self.queue.binlog.as_ref().is_some_and(|binlog| {
+            binlog.is_congested() || (waits() && !self.has_headroom(Headroom::Half))
+        })
     }
 
     /// Returns whether a remote disk does not acknowledge changes in time, so that clients should find
