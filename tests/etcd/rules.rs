@@ -1079,6 +1079,21 @@ fn rule_4_chunks_are_short_while_there_is_no_memory_for_more() {
 }
 
 #[test]
+fn rule_4_a_server_without_memory_for_a_page_gives_back_the_lead() {
+    let mut cluster = single();
+    cluster.kill(0);
+    refuse_after(0);
+    cluster.start(0);
+    cluster.run(10_000);
+    refuse_after(usize::MAX);
+    let end = cluster.ends.pop().expect("it has ended");
+    assert_eq!(end.1, "there is too little memory to read the binlog");
+    cluster.start(0);
+    let took_ms = cluster.run_until(|cluster| cluster.leader() == Some(0));
+    assert!(took_ms < 1_000, "the next server waits for {took_ms} ms");
+}
+
+#[test]
 fn rule_4_a_page_that_does_not_come_in_time_is_asked_for_in_parts() {
     let mut cluster = single();
     cluster.store_each(0, 130, b"short");

@@ -181,7 +181,9 @@ impl Log {
     /// Reads the chunks of all files before this one, but for those in the cache. Each page also has the files that
     /// are there at its moment.
     async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks, Failure> {
-        let (mut chunks, mut next, mut limit) = (Chunks::new(), 0, 8);
+        let (mut chunks, mut next) = (Chunks::new(), 0);
+        // The most chunks in the next page, and about how many bytes they have.
+        let (mut limit, mut expected) = (8, 8 * CHUNK_MAX);
         // Without the note it is not known how many there were.
         let may_give_up = self.member.duty == Duty::Read && self.noted.0 > 0;
         let most = self.noted.0 + self.noted.0.saturating_sub(self.lowest) + MOST_NEW;
@@ -191,6 +193,13 @@ impl Log {
             next = file.map_or(end, |(_, file)| file.first.max(next));
             if next >= end {
                 return Ok(chunks);
+            }
+            // A page is in memory three times while it is decoded, and then its file.
+            while headroom::ensure_free(Headroom::Quarter, 3 * expected).is_err() {
+                if limit == 1 {
+                    return Err(Failure::lasting("there is too little memory to read the binlog"));
+                }
+                (limit, expected) = (limit / 2, expected / 2);
             }
             let ((key, rest), files) = (self.chunks(next, end), self.all_files());
             // A page that has not come in time may be too long.
@@ -217,7 +226,8 @@ impl Log {
             }
             let oldest = self.files.values().next().map_or(next, |file| file.first);
             chunks = chunks.split_off(&oldest);
-            limit = if len > PAGE_BYTES { limit / 2 } else { limit * 2 };
+            (limit, expected) =
+                if len > PAGE_BYTES { (limit / 2, len / 2) } else { (limit * 2, len * 2) };
             limit = limit.clamp(1, LONGEST_PAGE_LEN);
         }
     }
@@ -231,7 +241,8 @@ impl Log {
     ) -> Result<Vec<u8>, String> {
         let keys = &self.member.keys;
         let chunk = |at| chunks.get(&at).and_then(|pair| Chunk::decode(pair.value()));
-        let (mut bytes, mut next) = (Vec::new(), first);
+        let len = chunks.values().map(|pair| pair.value().len()).sum();
+        let (mut bytes, mut next) = (Vec::with_capacity(len), first);
         while next < end {
             match chunk(next) {
                 Some(Chunk { file, offset, bytes: more })
