@@ -297,19 +297,9 @@ impl Slots {
         }
         headroom::leave(Headroom::Quarter, || {
             while self.vacant.len() <= number {
-                let new = self.vacant.len();
-                if new == self.pages_max {
-                    return capacity_overflow();
-                }
-                self.vacant.try_reserve(1)?;
                 pages.try_reserve(1)?;
-                // Freeing a slot and unmapping a page must not allocate.
-                for set in [&mut self.partial, &mut self.empty, &mut self.unmapped] {
-                    set.try_grow(new + 1)?;
-                }
-                self.vacant.push(Bits::default());
+                self.try_add_page()?;
                 pages.push(P::default());
-                self.unmapped.add(new);
             }
             let vacant = Bits::try_full(self.page_len())?;
             map(&mut pages[number])?;
@@ -318,6 +308,24 @@ impl Slots {
             self.partial.add(number);
             Ok(())
         })
+    }
+
+    /// Adds a page, which has no memory.
+    // Slabs of each type would have a copy of it.
+    #[inline(never)]
+    fn try_add_page(&mut self) -> Result<(), TryReserveError> {
+        let new = self.vacant.len();
+        if new == self.pages_max {
+            return capacity_overflow();
+        }
+        self.vacant.try_reserve(1)?;
+        // Freeing a slot and unmapping a page must not allocate.
+        for set in [&mut self.partial, &mut self.empty, &mut self.unmapped] {
+            set.try_grow(new + 1)?;
+        }
+        self.vacant.push(Bits::default());
+        self.unmapped.add(new);
+        Ok(())
     }
 
     /// Returns the number of a vacant slot, which is used from now on.

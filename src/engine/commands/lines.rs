@@ -14,7 +14,7 @@ use crate::engine::text::{self, CR_LF};
 use log::{debug, trace};
 
 /// The most commands that begin with the same letter. With more of them, the table below does not compile.
-const MOST_OF_A_LETTER: usize = 12;
+const MOST_OF_A_LETTER: usize = 10;
 const LETTERS: usize = 26;
 
 /// The first eight bytes of the word of a command, and the mask of those that it has: a call to compare bytes would
