@@ -358,9 +358,8 @@ impl Binlog {
         if self.refuses_all_puts() {
             return Err(NoSpace);
         }
-        let len = len as u64;
         self.ensure_memory(Headroom::Whole, len)?;
-        let len = len + keeps_key.map_or(0, |_| SHORT);
+        let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
         let delete_records = self.files.delete_records() + own_deletes;
         let reserved = self.reserve(len, delete_records, self.min_headroom());
@@ -401,14 +400,15 @@ impl Binlog {
     /// none.
     pub fn reserve_move(&mut self, owner: Owner) -> bool {
         let len = self.files.entry(owner).live_bytes();
-        let reserved = self.ensure_memory(Headroom::ThreeQuarters, len);
-        reserved.and_then(|()| self.reserve_from_headroom(len)).is_ok()
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        let has_memory = self.ensure_memory(Headroom::ThreeQuarters, bytes);
+        has_memory.and_then(|()| self.reserve_from_headroom(len)).is_ok()
     }
 
     /// Makes sure that there is memory for a copy of a record on a remote disk, which waits there to be stored.
-    fn ensure_memory(&self, least: Headroom, len: u64) -> Result<(), NoSpace> {
+    fn ensure_memory(&self, least: Headroom, len: usize) -> Result<(), NoSpace> {
         if self.disk.is_remote() {
-            headroom::ensure_free(least, usize::try_from(len).unwrap_or(usize::MAX))?;
+            headroom::ensure_free(least, len)?;
         }
         Ok(())
     }

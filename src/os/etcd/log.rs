@@ -422,10 +422,9 @@ impl Log {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, Failure> {
-        // Its value, and the request.
-        let copies = |most: usize| 2 * bytes.len().min(most);
+        // There are two copies: its value, and the request.
         while self.chunk_max > SHORTEST_CHUNK
-            && headroom::ensure_free(Headroom::Half, copies(self.chunk_max)).is_err()
+            && headroom::ensure_free(Headroom::Half, 2 * bytes.len().min(self.chunk_max)).is_err()
         {
             self.chunk_max /= 2;
         }
