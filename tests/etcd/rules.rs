@@ -1071,10 +1071,10 @@ fn rule_4_chunks_are_short_while_there_is_no_memory_for_more() {
         assert_eq!(cluster.ends, []);
         cluster.world().count(Kind::Write) - before
     };
-    assert!(chunks_of(false, Vec::new()) >= 16, "a chunk has more than 4 KiB");
-    // With memory the same bytes are sent again.
-    assert!(chunks_of(false, vec![Fault::lost_answer()]) < 16);
-    assert!(chunks_of(true, Vec::new()) <= 2, "the chunks stay short");
+    assert_eq!(chunks_of(false, Vec::new()), 16, "chunks of 4 KiB");
+    // When memory is back, the same bytes are sent again.
+    assert_eq!(chunks_of(false, vec![Fault::lost_answer()]), 8);
+    assert_eq!(chunks_of(true, Vec::new()), 1, "the chunks stay short");
     restart(&mut cluster);
 }
 
