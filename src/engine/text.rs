@@ -47,35 +47,6 @@ pub fn try_boxed(text: &str) -> Result<Box<str>, TryReserveError> {
     Ok(copy.into_boxed_str())
 }
 
-/// Returns the index of the first `byte` in `bytes`. It compares eight bytes at a time: comparing
-/// single bytes takes as long as the rest of parsing a short line.
-pub fn find_byte(byte: u8, bytes: &[u8]) -> Option<usize> {
-    let Some(&last) = bytes.last_chunk::<8>() else {
-        return bytes.iter().position(|&other| other == byte);
-    };
-    let (words, _) = bytes.as_chunks::<8>();
-    for (index, &word) in words.iter().enumerate() {
-        if let Some(offset) = find_in_word(byte, word) {
-            return Some(index * 8 + offset);
-        }
-    }
-    // The last eight bytes may overlap the words, which do not contain `byte`.
-    Some(bytes.len() - 8 + find_in_word(byte, last)?)
-}
-
-/// Returns the index of the first `byte` in `word`.
-fn find_in_word(byte: u8, word: [u8; 8]) -> Option<usize> {
-    let zeros = zero_bytes(u64::from_le_bytes(word) ^ u64::from_ne_bytes([byte; 8]));
-    (zeros != 0).then(|| zeros.trailing_zeros() as usize / 8)
-}
-
-/// Returns a word whose lowest set bit is in the lowest zero byte of `word`; 0 without a zero byte.
-fn zero_bytes(word: u64) -> u64 {
-    const LOW_BITS: u64 = u64::from_ne_bytes([0x01; 8]);
-    const HIGH_BITS: u64 = u64::from_ne_bytes([0x80; 8]);
-    word.wrapping_sub(LOW_BITS) & !word & HIGH_BITS
-}
-
 /// Appends `number` in decimal.
 pub fn push_decimal(text: &mut String, number: u64) {
     let mut digits = [0; 20];
@@ -191,21 +162,6 @@ mod tests {
     fn one_has_no_plural() {
         let counts = [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs"), (3120, "3,120 jobs")];
         assert!(counts.iter().all(|&(number, text)| CountOf(number, "job").to_string() == text));
-    }
-
-    #[test]
-    fn find_byte_matches_a_search_byte_by_byte() {
-        let mut random = fastrand::Rng::with_seed(4);
-        for _ in 0..20_000 {
-            // Values at which the arithmetic on words borrows or carries.
-            let bytes: Vec<u8> =
-                (0..random.usize(..40)).map(|_| *random.choice(&VALUES).unwrap()).collect();
-            for byte in VALUES {
-                let expected = bytes.iter().position(|&other| other == byte);
-                assert_eq!(find_byte(byte, &bytes), expected, "{byte} in {bytes:?}");
-            }
-        }
-        const VALUES: [u8; 8] = [0, 1, b'\n', b'\r', 0x7f, 0x80, 0x81, 0xff];
     }
 
     #[test]

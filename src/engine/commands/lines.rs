@@ -10,8 +10,9 @@ use crate::engine::protocol::parse::Argument::Tag;
 use crate::engine::protocol::parse::{Args, COMMAND_LINE_MAX, LineTail, TAGGED_LINE_MAX};
 use crate::engine::protocol::reply::{Answer, Word};
 use crate::engine::store::Store;
-use crate::engine::text::{self, CR_LF};
+use crate::engine::text::CR_LF;
 use log::{debug, trace};
+use memchr::memchr;
 
 /// The most commands that begin with the same letter. With more of them, the table below does not compile.
 const MOST_OF_A_LETTER: usize = 10;
@@ -116,7 +117,7 @@ fn run_line(
 /// Runs the line, without its CR LF, of a command that was found at its start.
 fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]) -> Answer {
     let Some(number) = command else {
-        let has_nul = text::find_byte(0, line).is_some();
+        let has_nul = memchr(0, line).is_some();
         let word = if has_nul { Word::BadFormat } else { Word::UnknownCommand };
         return reject(c, line.into(), word);
     };
@@ -187,7 +188,7 @@ fn longest_line(command: Option<usize>) -> usize {
 
 /// Returns the length of the first line, if its end is in `bytes`.
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
-    let at = text::find_byte(b'\n', bytes)?;
+    let at = memchr(b'\n', bytes)?;
     if bytes[..at].ends_with(b"\r") {
         return Some(at - 1);
     }

@@ -6,6 +6,7 @@
 
 use crate::engine::binlog::record::JobState;
 use crate::engine::text::{self, is_tube_name};
+use memchr::memchr;
 
 /// The kind of one argument of a command, or of several that belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +213,7 @@ impl<'a> Rest<'a> {
     /// Returns the rest if it contains no NUL. A NUL anywhere in a line is BAD_FORMAT. No word, number or
     /// name contains one, so only the bytes that are not parsed are searched for it.
     fn without_nul(self) -> Option<Rest<'a>> {
-        text::find_byte(0, self.0).is_none().then_some(self)
+        memchr(0, self.0).is_none().then_some(self)
     }
 
     fn name(self) -> Option<&'a str> {
@@ -228,7 +229,7 @@ impl<'a> Rest<'a> {
     /// Parses any number of spaces, then the bytes up to the next space.
     fn word(&mut self) -> &'a [u8] {
         self.skip_spaces();
-        let end = text::find_byte(b' ', self.0).unwrap_or(self.0.len());
+        let end = memchr(b' ', self.0).unwrap_or(self.0.len());
         let (word, rest) = self.0.split_at(end);
         self.0 = rest;
         word
