@@ -630,7 +630,7 @@ async fn read(requests: UnboundedSender<Request>) -> io::Result<Files> {
     let (to, answer) = channel();
     let _ = requests.send(Request::Read(to));
     let files = wait(answer).await?;
-    Ok(files.into_iter().map(|(number, (_, bytes))| (number, bytes.to_vec())).collect())
+    Ok(files.into_iter().map(|(number, (_, bytes))| (number, bytes)).collect())
 }
 
 async fn wait<T>(answer: Receiver<io::Result<T>>) -> io::Result<T> {

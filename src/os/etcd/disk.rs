@@ -30,7 +30,7 @@ pub enum Request {
 pub type Requests = UnboundedSender<Request>;
 
 /// Files with their bytes.
-pub type Files = BTreeMap<FileNumber, (File, Arc<Vec<u8>>)>;
+pub type Files = BTreeMap<FileNumber, (File, Vec<u8>)>;
 
 /// A change of the files.
 pub enum Change {

@@ -14,7 +14,6 @@ use crate::engine::time::Nanos;
 use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
 use etcd_client::{GetOptions, KeyValue, LeaseGrantResponse, PutOptions, Txn, TxnOp};
 use log::warn;
-use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,11 +52,8 @@ const REVISION_LIFETIME: Nanos = Nanos::from_secs(600);
 const OLDEST_VERSION: (u32, u32) = (3, 4);
 
 impl Member {
-    /// Waits until no other server leads, leads, and keeps the lease until it is lost. Has no end.
+    /// Waits until no other server leads, leads, and keeps the lease until it is lost.
     pub async fn lead(mut self) {
-        if self.duty == Duty::Read {
-            return pending().await;
-        }
         let shared = Arc::clone(&self.shared);
         let mut log = log_failures(&shared);
         let goes_on = |failure: &Failure| {
@@ -74,7 +70,6 @@ impl Member {
             Err(failure) => failure,
         };
         shared.set_standing(Err(failure));
-        pending().await
     }
 
     // ---- Becoming the leader ----
@@ -102,7 +97,7 @@ impl Member {
             let claimed = self.claim(&lease, deadline, &found).await;
             if let Ok(Some(revision)) = claimed {
                 let mut state = self.shared.state();
-                (state.deadline, state.has_won, state.revision) = (deadline, true, revision);
+                (state.deadline, state.revision) = (deadline, revision);
                 return Ok(lease);
             }
             // It would end by itself.

@@ -151,7 +151,7 @@ impl Log {
                 let bytes = self.bytes_of(number, file, &chunks);
                 let bytes =
                     bytes.map_err(|key| Failure::lasting(self.member.keys.missing(&key)))?;
-                self.cache.insert(number, (file, Arc::new(bytes)));
+                self.cache.insert(number, (file, bytes));
                 chunks = later;
             }
         }
@@ -312,7 +312,7 @@ impl Log {
         let mut left = (2 * nodes.count()).max(LEAST_TRIES);
         let mut log = log_failures(&shared);
         let may_go_on = |failure: &Failure| {
-            let leads = shared.state().has_won && shared.standing().is_ok();
+            let leads = shared.state().deadline > Nanos::ZERO && shared.standing().is_ok();
             if leads {
                 log(failure);
             }

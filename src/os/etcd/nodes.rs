@@ -124,6 +124,11 @@ impl Nodes {
         Nodes { connect_timeout, ..one }
     }
 
+    /// Ends a lease.
+    pub async fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
+        ask_each(self.count(), async || self.ask(|node| node.revoke(lease)).await).await
+    }
+
     /// Reads a key. Also returns the newest revision.
     pub async fn get(&mut self, key: String) -> Result<(Option<KeyValue>, i64), Failure> {
         let (mut found, revision) = self.read(self.timeout, &[(key, GetOptions::new())]).await?;

@@ -29,10 +29,8 @@ pub struct State {
     failure: Option<Failure>,
     /// The lease that this server has, or 0.
     pub lease: i64,
-    /// No reply may leave after this moment of the clock.
+    /// No reply may leave after this moment of the clock; 0 before this server has created the key of the leader.
     pub deadline: Nanos,
-    /// This server has created the key of the leader, with its lease.
-    pub has_won: bool,
     /// The revision of the last change of the log.
     pub revision: i64,
     /// The number of the last chunk, once this server leads and has found it.

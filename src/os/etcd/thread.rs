@@ -8,7 +8,7 @@ use super::disk::{Change, EtcdDisk, Request, Requests, ask};
 use super::keys::Keys;
 use super::lease::Member;
 use super::log::Log;
-use super::nodes::{Nodes, ask_each};
+use super::nodes::Nodes;
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
 use crate::os::failure::{self, EXIT_REFUSED};
@@ -17,17 +17,15 @@ use crate::os::sys::{clock::monotonic, machine};
 use mio::Waker;
 use std::env;
 use std::fmt::Display;
-use std::future::{pending, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::task::LocalSet;
 use tokio::time::timeout;
 
 /// A server that leads, or waits until it can, or only reads the log.
@@ -41,8 +39,8 @@ pub struct Membership {
 
 /// The longest wait for the end of the lease. Without it the lease ends by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pauses between two steps of what a server does that has no request: to delete chunks of removed
-/// files, and to look for more to do.
+/// The pauses of a server that has no request until it deletes more chunks of removed files, and until it looks for
+/// more to do.
 const GARBAGE_PAUSE: Duration = Duration::from_millis(20);
 const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -77,8 +75,7 @@ impl Membership {
     pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), failure::Failure> {
         let mut nodes = Nodes::new(etcd).map_err(cannot_start(etcd))?;
         let runtime = runtime().map_err(cannot_start(etcd))?;
-        let revoke = ask_each(nodes.count(), async || nodes.ask(|node| node.revoke(lease)).await);
-        match runtime.block_on(revoke) {
+        match runtime.block_on(nodes.revoke(lease)) {
             Err(failure) if failure.kind != Kind::Lost => Err(failure.of_server(etcd)),
             Ok(()) | Err(_) => Ok(()),
         }
@@ -155,94 +152,74 @@ pub async fn serve(
     ended: oneshot::Receiver<Sender<()>>,
 ) {
     let (shared, mut nodes) = (Arc::clone(&member.shared), member.nodes.clone());
-    let count = nodes.count();
-    let work = beside(member.clone().lead(), answer(member, requests));
-    let done = beside(work, ended).await;
+    let tasks = LocalSet::new();
+    if member.duty != Duty::Read {
+        tasks.spawn_local(member.clone().lead());
+    }
+    tasks.spawn_local(answer(member, requests));
+    let done = tasks.run_until(ended).await;
+    drop(tasks);
     let lease = shared.state().lease;
     if lease != 0 {
         nodes.ask_answering();
-        let revoke = async || nodes.ask(|node| node.revoke(lease)).await;
-        let _ = ask_each(count, revoke).await;
+        let _ = nodes.revoke(lease).await;
     }
     let _ = done.map(|done| done.send(()));
 }
 
-/// Serves requests, one after the other. Has no end.
+/// Follows the log until this server leads, and then serves requests, one after the other.
 async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
     let (shared, duty) = (Arc::clone(&member.shared), member.duty);
     let mut log = Log::new(member);
+    if duty != Duty::Read {
+        let read = log.follow().await;
+        shared.set_standing(read.map(|()| Standing::Leader));
+    }
+    let mut pause = IDLE_PAUSE;
     loop {
-        let request = beside(log.idle(), poll_fn(|context| requests.poll_recv(context))).await;
-        let Some(request) = request else { return pending().await };
         // A caller that does not wait for the answer any more does not need it.
-        match request {
-            Request::Read(to) => {
+        match timeout(pause, requests.recv()).await {
+            Ok(Some(Request::Read(to))) => {
                 let read = if duty == Duty::Read { log.read_unled().await } else { Ok(()) };
-                let _ = to.send(read.map(|()| log.cache.clone()).map_err(Failure::of_read));
-                // A server reads the log once.
-                log.cache.retain(|_, _| duty == Duty::Read);
+                // It is read once.
+                let files = std::mem::take(&mut log.cache);
+                let _ = to.send(read.map(|()| files).map_err(Failure::of_read));
             }
-            Request::Store(changes) => {
+            Ok(Some(Request::Store(changes))) => {
                 let len = changes.iter().map(Change::len).sum();
                 match log.store(changes).await {
-                    Ok(()) => {
-                        shared.note_stored(len);
-                        let _ = log.delete_garbage().await;
-                        let _ = log.note_last().await;
-                    }
+                    Ok(()) => shared.note_stored(len),
                     Err(failure) => shared.set_standing(Err(failure)),
                 }
             }
-            Request::EndImport(to) => {
+            Ok(Some(Request::EndImport(to))) => {
                 let ended = log.store(vec![Change::EndImport]).await;
                 let _ = to.send(ended.map_err(Failure::of_read));
             }
+            Ok(None) => return,
+            // There is no request.
+            Err(_) => {}
+        }
+        if shared.standing() == Ok(Standing::Leader) {
+            // A failure is that of the next request too, or passes.
+            let has_garbage = log.delete_garbage().await.unwrap_or(true);
+            let _ = log.note_last().await;
+            pause = if has_garbage { GARBAGE_PAUSE } else { IDLE_PAUSE };
         }
     }
 }
 
 impl Log {
-    /// What a server does that has no request: a leader deletes chunks of removed files and notes the last one, and a
-    /// server that stands by reads the log, so that it can take over soon.
-    async fn idle(&mut self) {
+    /// Reads the log again and again while another server leads, so that this one can take over soon. Takes over
+    /// when it has won the lead.
+    async fn follow(&mut self) -> Result<(), Failure> {
         let shared = Arc::clone(&self.member.shared);
-        let mut pause = GARBAGE_PAUSE;
-        loop {
-            let _ = timeout(pause, shared.won.notified()).await;
-            let has_won = shared.state().has_won;
-            // A failure is that of the next request too, or passes.
-            pause = match shared.standing() {
-                Ok(Standing::Leader) if self.delete_garbage().await.unwrap_or(true) => {
-                    GARBAGE_PAUSE
-                }
-                Ok(Standing::Leader) => {
-                    let _ = self.note_last().await;
-                    IDLE_PAUSE
-                }
-                Ok(Standing::Standby(_) | Standing::Undecided) if has_won => {
-                    let read = self.take_over().await;
-                    shared.set_standing(read.map(|()| Standing::Leader));
-                    GARBAGE_PAUSE
-                }
-                Ok(Standing::Standby(_)) => {
-                    let _ = self.read(false).await;
-                    IDLE_PAUSE
-                }
-                Ok(Standing::Undecided) | Err(_) => IDLE_PAUSE,
-            };
+        while timeout(IDLE_PAUSE, shared.won.notified()).await.is_err() {
+            if matches!(shared.standing(), Ok(Standing::Standby(_))) {
+                // A failure is that of the next try too, or passes.
+                let _ = self.read(false).await;
+            }
         }
+        self.take_over().await
     }
-}
-
-/// Waits for `work`. Meanwhile does what has no end.
-async fn beside<T>(endless: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
-    let (mut endless, mut work) = (pin!(endless), pin!(work));
-    poll_fn(|context| {
-        let done = work.as_mut().poll(context);
-        if done.is_pending() {
-            let _: Poll<()> = endless.as_mut().poll(context);
-        }
-        done
-    })
-    .await
 }
