@@ -118,7 +118,8 @@ impl Store {
         });
         let revision = self.revision + 1;
         let mut responses = Vec::new();
-        for request in requests(txn).filter(|_| succeeded) {
+        let made = if succeeded { &txn.success } else { &txn.failure };
+        for request in made.iter().filter_map(|op| op.request.as_ref()) {
             let mut found = PbRangeResponse::default();
             match request {
                 PbTxnOpRequest::RequestRange(range) => {

@@ -258,19 +258,18 @@ impl Member {
             then.push(TxnOp::put(self.keys.chunk(0), "", None));
         }
         let when = [modified(leader.clone(), 0), modified(format, found.format)];
-        let txn = Txn::new().when(when).and_then(then);
+        let txn = Txn::new().when(when).and_then(then).or_else([TxnOp::get(leader, None)]);
         let (nodes, shared) = (&mut self.nodes, &self.shared);
         if shared.now() >= deadline {
             return Ok(None);
         }
         let claim = async || {
             let answer = nodes.ask(|node| node.txn(txn.clone())).await?;
-            if answer.succeeded() {
-                return Ok(Some(outcome(&answer).0));
-            }
+            let (revision, found) = outcome(&answer);
             // An earlier try has succeeded if the lease is this one.
-            let (found, _) = nodes.get(leader.clone()).await?;
-            Ok(found.filter(|pair| pair.lease() == lease.id()).map(|pair| pair.mod_revision()))
+            let own = found.flatten().find(|pair| pair.lease() == lease.id());
+            let own = own.map(|pair| pair.mod_revision());
+            Ok(if answer.succeeded() { Some(revision) } else { own })
         };
         let claimed = ask_again(claim, |_| shared.now() < deadline).await;
         claimed.or_else(|failure| if failure.kind == Kind::Lost { Ok(None) } else { Err(failure) })

@@ -356,7 +356,7 @@ impl Log {
                 if let Some(&known) = self.files.get(file) {
                     let cut = File { size: *size, ..known };
                     let put = vec![TxnOp::put(self.member.keys.file(*file), cut.encode(), None)];
-                    self.transact(self.unless_appended(known), put).await?;
+                    self.transact(Vec::new(), put).await?;
                     self.files.insert(*file, cut);
                 }
             }
@@ -433,7 +433,6 @@ impl Log {
         let key = self.member.keys.chunk(chunk);
         let mut len = bytes.len().min(self.chunk_max);
         let value = Chunk { file: number, offset, bytes: &bytes[..len] }.encode();
-        let when = vec![modified(key.clone(), 0)];
         let mut puts = Vec::new();
         // A leader appends only to files that it has begun.
         let known = self.files.get(&number).copied().filter(|_| offset > 0);
@@ -443,7 +442,7 @@ impl Log {
         }
         // As the last one: the request is not copied to make room for more.
         puts.push(TxnOp::put(key.clone(), value, None));
-        if !self.is_made(when, puts).await? {
+        if !self.is_made(Vec::new(), puts).await? {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
             // A chunk takes longer than other answers, but a lost answer must not take longer than the lease.
             let nodes = &mut self.member.nodes;
@@ -476,11 +475,10 @@ impl Log {
 
     async fn remove(&mut self, number: FileNumber) -> Result<(), Failure> {
         let Some(&file) = self.files.get(&number) else { return Ok(()) };
-        let (keys, mut when) = (&self.member.keys, self.unless_appended(file));
-        let first = keys.chunk(file.first);
+        let first = self.member.keys.chunk(file.first);
+        let gone = TxnOp::delete(self.member.keys.file(number), None);
         // A delayed twin of this transaction must not bring the chunk back.
-        when.push(exists(first.clone()));
-        let gone = TxnOp::delete(keys.file(number), None);
+        let when = vec![exists(first.clone())];
         self.transact(when, vec![gone, TxnOp::put(first, "", None)]).await?;
         self.files.remove(&number);
         Ok(())
@@ -553,13 +551,6 @@ impl Log {
         }
     }
 
-    /// Returns the condition of a change to the newest file, whose number or bytes may be used again: a
-    /// delayed twin must not change what was appended later. Other files need none.
-    fn unless_appended(&self, file: File) -> Vec<Compare> {
-        let next = modified(self.member.keys.chunk(self.last_chunk() + 1), 0);
-        if file.end == ChunkNumber::MAX { vec![next] } else { Vec::new() }
-    }
-
     /// Makes a transaction if this server leads. The conditions hold unless another program has changed
     /// the keys.
     async fn transact(&mut self, when: Vec<Compare>, then: Vec<TxnOp>) -> Result<(), Failure> {
@@ -569,17 +560,20 @@ impl Log {
         Err(Failure::lost("another program has changed the keys, or etcd was restored"))
     }
 
-    /// Makes a transaction if this server leads and the conditions hold. Returns whether they do.
+    /// Makes a transaction if this server leads, the last chunk is there and no later one, and the conditions
+    /// hold. Returns whether they do.
     async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<TxnOp>) -> Result<bool, Failure> {
         // After a restore of etcd another leader may have the same revision, but no other one has this lease. This
         // one may have it still, and the last chunk be lost.
         let State { lease, last_chunk, .. } = *self.member.shared.state();
         let key = self.member.keys.leader();
+        // A delayed twin must not change what was appended later: numbers of files and bytes may be used again.
+        when.push(modified(self.member.keys.chunk(last_chunk + 1), 0));
         when.push(Compare::lease(key.clone(), CompareOp::Equal, lease));
         when.push(exists(self.member.keys.chunk(last_chunk)));
+        let txn = Txn::new().when(when).and_then(then).or_else([TxnOp::get(key, None)]);
         let begun_at = self.member.shared.now();
-        let answer =
-            self.member.nodes.ask(|node| node.txn(Txn::new().when(when).and_then(then))).await;
+        let answer = self.member.nodes.ask(|node| node.txn(txn)).await;
         if let Err(Failure { kind: Kind::NoSpace, text }) = &answer
             && !std::mem::replace(&mut self.member.shared.state().is_full, true)
         {
@@ -588,15 +582,16 @@ impl Log {
         let answer = answer?;
         let took = self.member.shared.now().since(begun_at);
         self.member.shared.state().transactions.count(took);
+        let (revision, found) = outcome(&answer);
         if answer.succeeded() {
             let mut state = self.member.shared.state();
-            state.revision = outcome(&answer).0;
+            state.revision = revision;
             if std::mem::take(&mut state.is_full) {
                 warn!("etcd has space again: accepting puts");
             }
             return Ok(true);
         }
-        match self.member.nodes.get(key).await?.0 {
+        match found.flatten().next() {
             Some(pair) if pair.lease() == lease => Ok(false),
             Some(pair) => Err(Failure::lost(format!("{} leads", name_of(&pair)))),
             None => Err(Failure::lost(LEASE_ENDED)),

@@ -129,12 +129,6 @@ impl Nodes {
         ask_each(self.count(), async || self.ask(|node| node.revoke(lease)).await).await
     }
 
-    /// Reads a key. Also returns the newest revision.
-    pub async fn get(&mut self, key: String) -> Result<(Option<KeyValue>, i64), Failure> {
-        let (mut found, revision) = self.read(self.timeout, &[(key, GetOptions::new())]).await?;
-        Ok((found.pop().and_then(|mut pairs| pairs.pop()), revision))
-    }
-
     /// Reads pages of one moment, for which there is more time than for other requests. A node that hangs does
     /// not even find the first key, and is left sooner.
     pub async fn page(
