@@ -104,7 +104,7 @@ impl Failure {
 
     /// Returns whether another try may succeed.
     pub fn may_pass(&self) -> bool {
-        matches!(self.kind, Kind::Passing | Kind::NoSpace)
+        matches!(self.kind, Kind::Passing | Kind::NoSpace | Kind::TooLarge)
     }
 
     /// Returns a failure with a code of gRPC, or one of the connection. etcd's texts count only where

@@ -361,12 +361,7 @@ impl Log {
                 }
             }
             Change::SetAside { file } => {
-                while let Err(failure) = self.copy_aside(*file).await {
-                    if failure.kind != Kind::TooLarge {
-                        return Err(failure);
-                    }
-                    self.shorten_chunks(failure)?;
-                }
+                self.copy_aside(*file).await?;
                 self.remove(*file).await?;
             }
             Change::EndImport => {
@@ -378,45 +373,9 @@ impl Log {
         Ok(())
     }
 
-    /// Halves the chunks, which etcd refuses as too large.
-    fn shorten_chunks(&mut self, Failure { text, .. }: Failure) -> Result<(), Failure> {
-        self.longest_chunk = self.chunk_max / 2;
-        self.chunk_max = self.longest_chunk;
-        if self.chunk_max >= SHORTEST_CHUNK {
-            return Ok(());
-        }
-        let remedy = "raise --max-request-bytes of etcd to at least 16384";
-        Err(Failure::lasting(format!("{text}; {remedy}")))
-    }
-
-    /// Adds a chunk with the first ones of these bytes. Returns how many are stored. After a failure the next
-    /// chunk is shorter, since this one may not have come in time, and after a quick success longer again.
+    /// Adds a chunk with the first ones of these bytes. Returns how many are stored. After a quick success the next
+    /// chunk is longer.
     async fn append(
-        &mut self,
-        number: FileNumber,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, Failure> {
-        loop {
-            let begun_at = self.member.shared.now();
-            match self.append_chunk(number, offset, bytes).await {
-                Err(failure) if failure.kind == Kind::TooLarge => self.shorten_chunks(failure)?,
-                Err(failure) => {
-                    self.chunk_max = (self.chunk_max / 2).max(SHORTEST_CHUNK);
-                    return Err(failure);
-                }
-                Ok(len) => {
-                    let took = self.member.shared.now().since(begun_at).as_nanos();
-                    if Duration::from_nanos(took) < self.member.nodes.timeout / 4 {
-                        self.chunk_max = (self.chunk_max * 2).min(self.longest_chunk);
-                    }
-                    return Ok(len);
-                }
-            }
-        }
-    }
-
-    async fn append_chunk(
         &mut self,
         number: FileNumber,
         offset: u64,
@@ -428,6 +387,7 @@ impl Log {
         {
             self.chunk_max /= 2;
         }
+        let begun_at = self.member.shared.now();
         let last = self.last_chunk();
         let chunk = last + 1;
         let key = self.member.keys.chunk(chunk);
@@ -459,6 +419,10 @@ impl Log {
                 return Err(Failure::lost(format!("{key} is there already, or {before} is gone")));
             };
             len = own.bytes.len();
+        }
+        let took = self.member.shared.now().since(begun_at).as_nanos();
+        if Duration::from_nanos(took) < self.member.nodes.timeout / 4 {
+            self.chunk_max = (self.chunk_max * 2).min(self.longest_chunk);
         }
         let mut state = self.member.shared.state();
         state.stored_bytes += len as u64;
@@ -574,12 +538,7 @@ impl Log {
         let txn = Txn::new().when(when).and_then(then).or_else([TxnOp::get(key, None)]);
         let begun_at = self.member.shared.now();
         let answer = self.member.nodes.ask(|node| node.txn(txn)).await;
-        if let Err(Failure { kind: Kind::NoSpace, text }) = &answer
-            && !std::mem::replace(&mut self.member.shared.state().is_full, true)
-        {
-            warn!("refusing puts, and trying again: {text}");
-        }
-        let answer = answer?;
+        let answer = answer.map_err(|failure| self.heed(failure))?;
         let took = self.member.shared.now().since(begun_at);
         self.member.shared.state().transactions.count(took);
         let (revision, found) = outcome(&answer);
@@ -596,6 +555,26 @@ impl Log {
             Some(pair) => Err(Failure::lost(format!("{} leads", name_of(&pair)))),
             None => Err(Failure::lost(LEASE_ENDED)),
         }
+    }
+
+    /// Shortens the chunks after a failure: one may not have come in time, or is too large for etcd. Refuses puts while
+    /// that has no space. Returns the failure.
+    fn heed(&mut self, mut failure: Failure) -> Failure {
+        let was_shortest = self.chunk_max == SHORTEST_CHUNK;
+        self.chunk_max = (self.chunk_max / 2).max(SHORTEST_CHUNK);
+        if failure.kind == Kind::TooLarge {
+            self.longest_chunk = self.chunk_max;
+            if was_shortest {
+                failure.kind = Kind::Lasting;
+                failure.text += "; raise --max-request-bytes of etcd to at least 16384";
+            }
+        }
+        if failure.kind == Kind::NoSpace
+            && !std::mem::replace(&mut self.member.shared.state().is_full, true)
+        {
+            warn!("refusing puts, and trying again: {}", failure.text);
+        }
+        failure
     }
 }
 
