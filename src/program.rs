@@ -9,7 +9,7 @@ use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request
 use crate::os::disk::{Directory, MOVING};
 use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::init::Machine;
-use crate::os::membership::{Duty, LeaseNote, Membership, Standing};
+use crate::os::membership::{Duty, LeaseNote, Membership, Standing, puts_end};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, EXIT_USAGE};
@@ -132,7 +132,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
     // Nothing is written for a damaged binlog.
     let files = measure(&mut directory).map_err(&cannot_copy)?;
     let (bytes, quota) = (length_of(&files), etcd.quota);
-    if bytes > etcd.puts_end() {
+    if bytes > puts_end(quota) {
         let why = format_args!(
             "{bytes} bytes of {} are too many for a quota of {quota}; set --etcd-quota to that of etcd",
             path.display()

@@ -33,21 +33,9 @@ pub struct EtcdOptions {
     pub quota: u64,
 }
 
-impl EtcdOptions {
-    /// Returns how many bytes in etcd may be in use before puts are refused: the rest of its quota is for deletes.
-    pub fn puts_end(&self) -> u64 {
-        self.quota / 8 * 7
-    }
-
-    /// Returns the same of moves. What a move frees is in use for some minutes more.
-    pub fn moves_end(&self) -> u64 {
-        self.quota / 32 * 29
-    }
-
-    /// Returns how many bytes of deletes fit behind that in any case. More deletes need space before it.
-    pub fn deletes_room(&self) -> u64 {
-        self.quota / 16
-    }
+/// Returns how many bytes in etcd may be in use before puts are refused: the rest of its quota is for deletes.
+pub fn puts_end(quota: u64) -> u64 {
+    quota / 8 * 7
 }
 
 /// The files for TLS, in PEM format.

@@ -458,7 +458,7 @@ impl Server {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let addresses = NODES.map(str::to_owned).to_vec();
         let timeout = Duration::from_secs(ttl_secs.into()) / 5;
-        let shared = Arc::new(Shared::new(|| Nanos::from_nanos(CLOCK_NS.get())));
+        let shared = Arc::new(Shared::new(|| Nanos::from_nanos(CLOCK_NS.get()), QUOTA));
         let etcd = EtcdOptions {
             url: "etcd://0,1,2/jobs".to_owned(),
             nodes: addresses.clone(),

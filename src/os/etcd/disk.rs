@@ -230,13 +230,11 @@ impl Disk for EtcdDisk {
     }
 
     fn refuses_puts(&self) -> bool {
-        let state = self.shared.state();
-        state.is_beyond(state.puts_end)
+        self.shared.state().refuses_puts()
     }
 
     fn refuses_moves(&self) -> bool {
-        let state = self.shared.state();
-        state.is_beyond(state.moves_end)
+        self.shared.state().refuses_moves()
     }
 
     fn stored_bytes(&self) -> u64 {
@@ -258,7 +256,7 @@ mod tests {
 
     fn disk() -> (EtcdDisk, Arc<Shared>, UnboundedReceiver<Request>) {
         let (requests, received) = unbounded_channel();
-        let shared = Arc::new(Shared::new(|| Nanos::ZERO));
+        let shared = Arc::new(Shared::new(|| Nanos::ZERO, 0));
         (EtcdDisk::new(Arc::clone(&shared), requests), shared, received)
     }
 

@@ -325,20 +325,25 @@ impl Member {
         let mut each: Vec<Nodes> =
             (0..self.nodes.count()).map(|index| self.nodes.only(index)).collect();
         let (mut noted, mut noted_at) = (self.shared.state().revision, self.shared.now());
-        let (mut counted_len, mut refuses_puts) = (0, false);
+        let (mut counted_len, mut refused_puts) = (0, false);
         loop {
             let stored_len = self.shared.state().stored_len;
-            let (mut size, mut used) = (None, 0);
+            let (mut size, mut used) = (0, 0);
             for node in &mut each {
                 if let Ok(status) = node.ask(|node| node.status()).await {
-                    size = size.max(u64::try_from(status.db_size()).ok());
+                    size = size.max(u64::try_from(status.db_size()).unwrap_or(0));
                     used = used.max(u64::try_from(status.raft_used_db_size()).unwrap_or(0));
                 }
             }
-            if let Some(size) = size {
-                let (recent, refuses) =
-                    note_size(&self.shared, &self.etcd, [size, used], counted_len);
-                match (std::mem::replace(&mut refuses_puts, refuses), refuses) {
+            // Without an answer the look before counts.
+            if size > 0 {
+                let mut state = self.shared.state();
+                // Perhaps since the last look.
+                let refused = state.refuses_puts();
+                (state.size, state.used, state.counted_len) = (size, used, counted_len);
+                let (recent, refuses) = (state.recent_len(), refused || state.refuses_puts());
+                drop(state);
+                match (refused_puts, refuses) {
                     (false, true) => warn!(
                         "etcd has {size} bytes in its database, of which {used} and {recent} written \
                          since are in use, near its quota of {}: refusing puts, so that deletes work; \
@@ -348,6 +353,7 @@ impl Member {
                     (true, false) => warn!("etcd has space again: accepting puts"),
                     (false, false) | (true, true) => {}
                 }
+                refused_puts = refuses;
             }
             counted_len = stored_len;
             let (now, newest) = (self.shared.now(), self.shared.state().revision);
@@ -386,28 +392,6 @@ pub const LEASE_ENDED: &str = "the key of the leader is gone: the lease has ende
 /// Returns the name of the server that leads.
 pub fn name_of(leader: &KeyValue) -> String {
     printable(leader.value())
-}
-
-/// Notes how much more may be written before puts are refused, given the size of the database and what of it is
-/// in use. That has all changes that were stored at the look before, of this length: etcd counts a change some
-/// 100 ms after it has stored it. Returns the length of the changes since, and whether puts are refused.
-fn note_size(
-    shared: &Shared,
-    etcd: &EtcdOptions,
-    [size, used]: [u64; 2],
-    counted_len: u64,
-) -> (u64, bool) {
-    let mut state = shared.state();
-    // Perhaps since the last look.
-    let refused = state.is_beyond(state.puts_end);
-    // etcd uses free pages again, but counts them.
-    let is_large = size >= etcd.quota / 16 * 15;
-    let room = if is_large { 0 } else { etcd.puts_end().saturating_sub(used) };
-    // Without room it has come: no less is written than was stored.
-    state.puts_end = counted_len + room;
-    state.deletes_room = etcd.deletes_room();
-    state.moves_end = counted_len + etcd.moves_end().saturating_sub(used);
-    (state.written_len - counted_len, refused || state.is_beyond(state.puts_end))
 }
 
 /// Returns whether this version of etcd is not too old.

@@ -4,7 +4,7 @@ use super::api::Failure;
 use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
-use crate::os::membership::Standing;
+use crate::os::membership::{Standing, puts_end};
 use mio::Waker;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -43,12 +43,15 @@ pub struct State {
     pub written_len: u64,
     /// That of the changes that are stored.
     pub stored_len: u64,
-    /// Once that many are written, what etcd has left is kept for deletes, and for moves until the second one.
-    pub puts_end: u64,
-    pub moves_end: u64,
-    /// The bytes of the deletes of all jobs, and those for which space is kept in any case.
+    /// The size of etcd's database at the last look, in bytes, and what of it was in use.
+    pub size: u64,
+    pub used: u64,
+    /// The length of the changes that this has: those that were stored at the look before, because etcd counts a
+    /// change some 100 ms after it has stored it.
+    pub counted_len: u64,
+    quota: u64,
+    /// The bytes of the deletes of all jobs.
     pub owed_len: u64,
-    pub deletes_room: u64,
     pub stored_bytes: u64,
     /// The durations of transactions.
     pub transactions: Histogram,
@@ -57,16 +60,31 @@ pub struct State {
 }
 
 impl State {
-    /// Returns whether what etcd has beyond this end is all needed for deletes.
-    pub fn is_beyond(&self, end: u64) -> bool {
-        let needed = self.owed_len.saturating_sub(self.deletes_room);
-        self.is_full || self.written_len.saturating_add(needed) >= end
+    /// Returns whether what etcd has left is kept for deletes. It uses free pages again, but counts them.
+    pub fn refuses_puts(&self) -> bool {
+        self.size >= self.quota / 16 * 15 || self.is_beyond(puts_end(self.quota))
+    }
+
+    /// Returns the same for moves. What a move frees is in use for some minutes more.
+    pub fn refuses_moves(&self) -> bool {
+        self.is_beyond(self.quota / 32 * 29)
+    }
+
+    /// Returns the length of the changes that the last look may not have counted.
+    pub fn recent_len(&self) -> u64 {
+        self.written_len - self.counted_len
+    }
+
+    /// Returns whether more is in use than this. Behind it deletes have some room; more of them need space before it.
+    fn is_beyond(&self, end: u64) -> bool {
+        let needed = self.owed_len.saturating_sub(self.quota / 16);
+        self.is_full || (self.used + self.recent_len()).saturating_add(needed) >= end
     }
 }
 
 impl Shared {
-    pub fn new(clock: Clock) -> Shared {
-        let state = State { puts_end: u64::MAX, moves_end: u64::MAX, ..State::default() };
+    pub fn new(clock: Clock, quota: u64) -> Shared {
+        let state = State { quota, ..State::default() };
         Shared { clock, state: Mutex::new(state), won: Notify::new() }
     }
 

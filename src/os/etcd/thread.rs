@@ -48,7 +48,7 @@ impl Membership {
     /// Joins the servers with this URL.
     pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, failure::Failure> {
         let [hostname, ..] = machine::uname();
-        let shared = Arc::new(Shared::new(monotonic));
+        let shared = Arc::new(Shared::new(monotonic, etcd.quota));
         let member = Member {
             etcd: etcd.clone(),
             duty,
