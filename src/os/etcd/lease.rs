@@ -5,9 +5,7 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Failure, Kind, modified, outcome};
-use super::keys::{
-    Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, parse_last, printable,
-};
+use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, printable};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
@@ -39,7 +37,6 @@ pub struct Found {
     leader: Option<KeyValue>,
     /// The revision of the last change of the key of the format, or 0.
     format: i64,
-    has_chunks: bool,
 }
 
 /// The pause between two looks at the size of etcd's databases.
@@ -118,7 +115,10 @@ impl Member {
         let (format, leader) = (one(keys.format()), one(keys.leader()));
         let (all, files) = (names(keys.all()), names(keys.files()));
         let reads = [format, leader, all, files, names(keys.chunks())];
-        let txn = Txn::new().and_then(reads).or_else(self.needed_rights());
+        // What etcd is asked to do if it is not asked to read, which never happens: so it only checks the rights of
+        // the user.
+        let write = Some(TxnOp::delete(keys.all(), None)).filter(|_| self.duty != Duty::Read);
+        let txn = Txn::new().and_then(reads).or_else(Vec::from_iter(write));
         let answer = self.nodes.ask(|node| node.txn(txn)).await?;
         // etcd answers this without a user too, so it comes after what a node may refuse.
         let status = self.nodes.ask(|node| node.status()).await?;
@@ -175,40 +175,25 @@ impl Member {
                 if waited_for.is_none() {
                     self.check_first_keys(two).await?;
                 }
-                let has_chunks = !chunks.is_empty();
                 let format = format.map_or(0, |pair| pair.mod_revision());
-                return Ok(Found { revision, leader, format, has_chunks });
+                return Ok(Found { revision, leader, format });
             }
         };
         Err(Failure::lasting(wrong))
     }
 
-    /// Returns what etcd is asked to do if it is not asked to read, which never happens: so it only checks the rights of
-    /// the user.
-    fn needed_rights(&self) -> Vec<TxnOp> {
-        let delete = TxnOp::delete(self.keys.all(), None);
-        if self.duty == Duty::Read { Vec::new() } else { vec![delete] }
-    }
-
-    /// Fails if the key of a first file is missing, or all chunks. `two` are the options to read two of them.
+    /// Fails if the key of a first file is missing. `two` are the options to read two keys.
     async fn check_first_keys(&mut self, two: GetOptions) -> Result<(), Failure> {
         let keys = &self.keys;
-        let (files, last) = (two.clone().with_keys_only(), GetOptions::new());
-        let reads = [(keys.files(), files), (keys.last(), last), (keys.chunks(), two)];
-        let found = self.nodes.page(&reads).await?;
-        let [files, last, chunks] = [0, 1, 2].map(|index| &found[index]);
+        let reads = [(keys.files(), two.clone().with_keys_only()), (keys.chunks(), two)];
+        let [files, chunks] = self.nodes.page(&reads).await?;
         let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
         // A file that was removed lacks the bytes of its first chunk too.
         let lost = chunks
             .iter()
             .filter_map(|pair| Chunk::decode(pair.value()))
             .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
-        let last = last.first().filter(|_| chunks.is_empty());
-        let last = last.map(|pair| keys.chunk(parse_last(pair.value()).0));
-        match lost.map(|chunk| keys.file(chunk.file)).or(last) {
-            Some(key) => Err(Failure::lasting(keys.missing(&key))),
-            None => Ok(()),
-        }
+        lost.map_or(Ok(()), |chunk| Err(Failure::lasting(keys.missing(&keys.file(chunk.file)))))
     }
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
@@ -251,7 +236,7 @@ impl Member {
         let options = PutOptions::new().with_lease(lease.id());
         let mut then = vec![TxnOp::put(leader.clone(), value, Some(options))];
         let is_import = self.duty == Duty::Import;
-        if is_import || !found.has_chunks {
+        if is_import || found.format == 0 {
             let size = format_value(self.etcd.file_size);
             let value = if is_import { IMPORTING.to_owned() } else { size };
             then.push(TxnOp::put(format.clone(), value, None));
@@ -307,11 +292,12 @@ impl Member {
         let end = self.keys.chunk(ChunkNumber::MAX);
         let one = GetOptions::new().with_range(end).with_limit(1).with_keys_only();
         let reads = [(self.keys.leader(), GetOptions::new()), (self.keys.chunk(last_chunk), one)];
-        let (found, newest) = self.nodes.read(self.nodes.timeout, &reads).await?;
-        if found[0].first().is_none_or(|pair| pair.lease() != lease.id()) {
+        let ([leader, chunks], newest) = self.nodes.read(self.nodes.timeout, &reads).await?;
+        if leader.first().is_none_or(|pair| pair.lease() != lease.id()) {
             return Err(Failure::lost(LEASE_ENDED));
         }
-        if newest < revision || found[1].is_empty() {
+        // Before this server has read the log, it names what is missing.
+        if newest < revision || last_chunk > 0 && chunks.is_empty() {
             return Err(Failure::lost("etcd was restored to an older state"));
         }
         self.shared.state().deadline = sent_at + safe_time(lease);

@@ -30,7 +30,6 @@ use crate::engine::time::Nanos;
 use crate::os::membership::Duty;
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, KeyValue, Txn, TxnOp};
 use log::warn;
-use std::array::from_fn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,17 +86,6 @@ impl Log {
 
     // ---- Reading ----
 
-    /// Reads all files for a server that has just won the lead, and finds the chunks that it changes later.
-    pub async fn take_over(&mut self) -> Result<(), Failure> {
-        self.read(true).await?;
-        let newest = self.files.values().next_back().map_or(0, |file| file.first);
-        // The newest file may have any number, and few are behind the one that was noted as the last one.
-        let (key, all) = self.chunks(newest.max(self.noted.0), ChunkNumber::MAX);
-        let chunks = self.pairs(key, all.with_keys_only()).await?;
-        self.member.shared.state().last_chunk = self.last_of(&chunks)?;
-        Ok(())
-    }
-
     /// Reads all files, although another server may lead.
     pub async fn read_unled(&mut self) -> Result<(), Failure> {
         let member = &mut self.member;
@@ -132,18 +120,20 @@ impl Log {
             let key = self.member.keys.chunk(noted_lowest);
             return Err(Failure::lasting(self.member.keys.missing(&key)));
         }
-        let newest = self.files.values().next_back().map_or(0, |file| file.first);
-        let end = if with_newest { ChunkNumber::MAX } else { newest };
+        let end = if with_newest { ChunkNumber::MAX } else { self.newest() };
         self.cache.retain(|_, (file, _)| file.end != ChunkNumber::MAX);
         self.forget_others();
         let mut chunks = self.read_chunks(end).await?;
         self.forget_others();
-        if with_newest && self.noted.0 > 0 {
-            let (key, all) = self.chunks(self.noted.0, ChunkNumber::MAX);
-            let one = all.with_limit(1).with_keys_only();
-            if self.pairs(key.clone(), one).await?.is_empty() {
+        if with_newest {
+            let newest = self.newest();
+            // The newest file may have any number, and few are behind the one that was noted as the last one.
+            let (key, all) = self.chunks(newest.max(self.noted.0), ChunkNumber::MAX);
+            let [chunks] = self.page(|| [(key.clone(), all.clone().with_keys_only())]).await?;
+            if chunks.is_empty() {
                 return Err(Failure::lasting(self.member.keys.missing(&key)));
             }
+            self.member.shared.state().last_chunk = self.last_of(&chunks)?;
         }
         for (number, file) in self.files.clone() {
             if file.first < end && !self.cache.contains_key(&number) {
@@ -291,14 +281,13 @@ impl Log {
         (keys.chunk(first), GetOptions::new().with_range(keys.chunk(end)))
     }
 
-    fn last_chunk(&self) -> ChunkNumber {
-        self.member.shared.state().last_chunk
+    /// Returns the first chunk of the newest file, or 0.
+    fn newest(&self) -> ChunkNumber {
+        self.files.values().next_back().map_or(0, |file| file.first)
     }
 
-    /// Reads keys, as [`Log::page`].
-    async fn pairs(&mut self, key: String, options: GetOptions) -> Result<Vec<KeyValue>, Failure> {
-        let [pairs] = self.page(|| [(key.clone(), options.clone())]).await?;
-        Ok(pairs)
+    fn last_chunk(&self) -> ChunkNumber {
+        self.member.shared.state().last_chunk
     }
 
     /// Reads pages of one moment: a leader asks as long as it leads, and others ask some times. `reads` returns what to
@@ -319,9 +308,7 @@ impl Log {
             left = left.saturating_sub(1);
             left > 0 || leads
         };
-        let mut found =
-            ask_again(async || nodes.page(&reads()).await, may_go_on).await?.into_iter();
-        Ok(from_fn(|_| found.next().unwrap_or_default()))
+        ask_again(async || nodes.page(&reads()).await, may_go_on).await
     }
 
     // ---- Changing ----
@@ -406,8 +393,8 @@ impl Log {
             // An earlier try has succeeded if these bytes are there. It may have had more of them.
             // A chunk takes longer than other answers, but a lost answer must not take longer than the lease.
             let nodes = &mut self.member.nodes;
-            let (found, _) = nodes.read(4 * nodes.timeout, &[(key, GetOptions::new())]).await?;
-            let found = found[0].first().and_then(|pair| Chunk::decode(pair.value()));
+            let ([found], _) = nodes.read(4 * nodes.timeout, &[(key, GetOptions::new())]).await?;
+            let found = found.first().and_then(|pair| Chunk::decode(pair.value()));
             let is_own = |chunk: &Chunk<'_>| {
                 (chunk.file, chunk.offset) == (number, offset)
                     && chunk.bytes.len() >= len
@@ -493,7 +480,8 @@ impl Log {
         let most = self.chunk_max + Chunk::HEAD_LEN;
         loop {
             let (key, rest) = self.chunks(next, end);
-            let pairs = self.pairs(key, rest.with_limit(MOST_COPIED)).await?;
+            let rest = rest.with_limit(MOST_COPIED);
+            let [pairs] = self.page(|| [(key.clone(), rest.clone())]).await?;
             next += pairs.len() as u64;
             let copied = pairs.iter().map(|pair| pair.value().len() as u64).sum();
             self.member.shared.note_copied(copied);

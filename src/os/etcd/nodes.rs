@@ -7,6 +7,7 @@ use super::api::{Answer, Etcd, Failure, Kind, Node, PASSWORD, USER, outcome};
 use super::client::{Login, read_tls};
 use crate::os::membership::EtcdOptions;
 use etcd_client::{ConnectOptions, GetOptions, KeyValue, ResponseHeader, Txn, TxnOp};
+use std::array::from_fn;
 use std::collections::BTreeMap;
 use std::env;
 use std::sync::Arc;
@@ -131,26 +132,26 @@ impl Nodes {
 
     /// Reads pages of one moment, for which there is more time than for other requests. A node that hangs does
     /// not even find the first key, and is left sooner.
-    pub async fn page(
+    pub async fn page<const READS: usize>(
         &mut self,
-        reads: &[(String, GetOptions)],
-    ) -> Result<Vec<Vec<KeyValue>>, Failure> {
+        reads: &[(String, GetOptions); READS],
+    ) -> Result<[Vec<KeyValue>; READS], Failure> {
         let (key, options) = reads[0].clone();
         self.read(self.timeout, &[(key, options.with_limit(1).with_keys_only())]).await?;
         Ok(self.read(self.timeout.max(PAGE_TIMEOUT), reads).await?.0)
     }
 
     /// Makes reads of one moment. Also returns the newest revision.
-    pub async fn read(
+    pub async fn read<const READS: usize>(
         &mut self,
         most: Duration,
-        reads: &[(String, GetOptions)],
-    ) -> Result<(Vec<Vec<KeyValue>>, i64), Failure> {
+        reads: &[(String, GetOptions); READS],
+    ) -> Result<([Vec<KeyValue>; READS], i64), Failure> {
         let reads = reads.iter().cloned().map(|(key, options)| TxnOp::get(key, Some(options)));
         let txn = Txn::new().and_then(reads.collect::<Vec<_>>());
         let answer = self.ask_within(most, |node| node.txn(txn)).await?;
-        let (revision, found) = outcome(&answer);
-        Ok((found.collect(), revision))
+        let (revision, mut found) = outcome(&answer);
+        Ok((from_fn(|_| found.next().unwrap_or_default()), revision))
     }
 
     /// Sends a request, for which there is the time of a short one.

@@ -210,8 +210,8 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
 }
 
 impl Log {
-    /// Reads the log again and again while another server leads, so that this one can take over soon. Takes over
-    /// when it has won the lead.
+    /// Reads the closed files again and again while another server leads, so that this one can take over soon. Reads
+    /// all when it has won the lead.
     async fn follow(&mut self) -> Result<(), Failure> {
         let shared = Arc::clone(&self.member.shared);
         while timeout(IDLE_PAUSE, shared.won.notified()).await.is_err() {
@@ -220,6 +220,6 @@ impl Log {
                 let _ = self.read(false).await;
             }
         }
-        self.take_over().await
+        self.read(true).await
     }
 }
