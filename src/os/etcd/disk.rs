@@ -42,8 +42,8 @@ pub enum Change {
     Truncate { file: FileNumber, size: u64 },
     /// Copies the chunks of a file to other keys, and removes the file.
     SetAside { file: FileNumber },
-    /// Ends an import: servers can use the binlog from now on.
-    EndImport,
+    /// Replaces the format, which also tells that a binlog is imported.
+    Format { value: String },
 }
 
 /// About what etcd stores with each chunk: its key, revisions, and space that is left in pages.
@@ -273,7 +273,7 @@ mod tests {
             Change::Remove { file } => format!("remove {file}"),
             Change::Truncate { file, size } => format!("cut {file} at {size}"),
             Change::SetAside { file } => format!("set {file} aside"),
-            Change::EndImport => "end".to_owned(),
+            Change::Format { value } => format!("format {value}"),
         });
         Some(text.collect::<Vec<_>>().join(", "))
     }

@@ -5,7 +5,7 @@
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
 use super::api::{Failure, Kind, modified, outcome};
-use super::keys::{Chunk, ChunkNumber, IMPORTING, Keys, format_value, parse_format, printable};
+use super::keys::{ChunkNumber, IMPORTING, Keys, format_value, parse_format, printable};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
@@ -109,9 +109,9 @@ impl Member {
     pub async fn check(&mut self) -> Result<Found, Failure> {
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
-        let two = GetOptions::new().with_prefix().with_limit(2);
+        let two = GetOptions::new().with_prefix().with_limit(2).with_keys_only();
         let one = |key| TxnOp::get(key, None);
-        let names = |key| TxnOp::get(key, Some(two.clone().with_keys_only()));
+        let names = |key| TxnOp::get(key, Some(two.clone()));
         let (format, leader) = (one(keys.format()), one(keys.leader()));
         let (all, files) = (names(keys.all()), names(keys.files()));
         let reads = [format, leader, all, files, names(keys.chunks())];
@@ -171,29 +171,11 @@ impl Member {
                 keys.all()
             ),
             (None, None) | (Some(_), _) => {
-                // A chunk is long, and a server that stands by looks again and again.
-                if waited_for.is_none() {
-                    self.check_first_keys(two).await?;
-                }
                 let format = format.map_or(0, |pair| pair.mod_revision());
                 return Ok(Found { revision, leader, format });
             }
         };
         Err(Failure::lasting(wrong))
-    }
-
-    /// Fails if the key of a first file is missing. `two` are the options to read two keys.
-    async fn check_first_keys(&mut self, two: GetOptions) -> Result<(), Failure> {
-        let keys = &self.keys;
-        let reads = [(keys.files(), two.clone().with_keys_only()), (keys.chunks(), two)];
-        let [files, chunks] = self.nodes.page(&reads).await?;
-        let has_key = |file| files.iter().any(|pair| pair.key() == keys.file(file).as_bytes());
-        // A file that was removed lacks the bytes of its first chunk too.
-        let lost = chunks
-            .iter()
-            .filter_map(|pair| Chunk::decode(pair.value()))
-            .find(|chunk| chunk.offset == 0 && !has_key(chunk.file));
-        lost.map_or(Ok(()), |chunk| Err(Failure::lasting(keys.missing(&keys.file(chunk.file)))))
     }
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
@@ -235,11 +217,8 @@ impl Member {
         let value = self.name.clone().into_bytes();
         let options = PutOptions::new().with_lease(lease.id());
         let mut then = vec![TxnOp::put(leader.clone(), value, Some(options))];
-        let is_import = self.duty == Duty::Import;
-        if is_import || found.format == 0 {
-            let size = format_value(self.etcd.file_size);
-            let value = if is_import { IMPORTING.to_owned() } else { size };
-            then.push(TxnOp::put(format.clone(), value, None));
+        if found.format == 0 {
+            then.push(TxnOp::put(format.clone(), format_value(self.etcd.file_size), None));
             then.push(TxnOp::put(self.keys.chunk(0), "", None));
         }
         let when = [modified(leader.clone(), 0), modified(format, found.format)];

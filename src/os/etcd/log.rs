@@ -18,9 +18,7 @@
 
 use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
-use super::keys::{
-    CHUNK_MAX, Chunk, ChunkNumber, File, format_value, last_value, parse_last, printable,
-};
+use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, last_value, parse_last, printable};
 use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
 use super::nodes::{ask_again, ask_each};
 use super::shared::State;
@@ -106,22 +104,27 @@ impl Log {
     /// that only reads gives up.
     pub async fn read(&mut self, with_newest: bool) -> Result<(), Failure> {
         self.files.clear();
-        let (keys, one) = (&self.member.keys, GetOptions::new().with_limit(1));
-        let lowest = (keys.chunks(), one.clone().with_prefix().with_keys_only());
-        let first = [self.all_files(), (keys.last(), one), lowest];
-        let [files, last, lowest] = self.page(|| first.clone()).await?;
+        let (keys, two) = (&self.member.keys, GetOptions::new().with_prefix().with_limit(2));
+        // A chunk is long, and a server that stands by looks again and again.
+        let two = if with_newest { two } else { two.with_keys_only() };
+        let first = [self.all_files(), (keys.last(), GetOptions::new()), (keys.chunks(), two)];
+        let [files, last, chunks] = self.page(|| first.clone()).await?;
         let noted = last.first().map(|pair| parse_last(pair.value()));
         let (noted, noted_lowest) = noted.unwrap_or((0, ChunkNumber::MAX));
-        (self.noted.0, self.lowest) = (noted, self.last_of(&lowest)?);
+        (self.noted.0, self.lowest) = (noted, self.number_in(chunks.first())?);
         self.note_files(&files)?;
+        // A file that was removed lacks the bytes of its first chunk too.
+        let mut chunks = chunks.iter().filter_map(|pair| Chunk::decode(pair.value()));
+        let is_lost = |it: &Chunk<'_>| it.offset == 0 && !self.files.contains_key(&it.file);
+        if let Some(chunk) = chunks.find(is_lost) {
+            return Err(self.missing(&self.member.keys.file(chunk.file)));
+        }
         // A server of an earlier version does not note what it deletes, until all chunks before the first file are gone.
         let is_first = self.files.values().next().is_none_or(|file| self.lowest >= file.first);
         if self.lowest > noted_lowest && is_first {
-            let key = self.member.keys.chunk(noted_lowest);
-            return Err(Failure::lasting(self.member.keys.missing(&key)));
+            return Err(self.missing(&self.member.keys.chunk(noted_lowest)));
         }
         let end = if with_newest { ChunkNumber::MAX } else { self.newest() };
-        self.cache.retain(|_, (file, _)| file.end != ChunkNumber::MAX);
         self.forget_others();
         let mut chunks = self.read_chunks(end).await?;
         self.forget_others();
@@ -131,16 +134,15 @@ impl Log {
             let (key, all) = self.chunks(newest.max(self.noted.0), ChunkNumber::MAX);
             let [chunks] = self.page(|| [(key.clone(), all.clone().with_keys_only())]).await?;
             if chunks.is_empty() {
-                return Err(Failure::lasting(self.member.keys.missing(&key)));
+                return Err(self.missing(&key));
             }
-            self.member.shared.state().last_chunk = self.last_of(&chunks)?;
+            self.member.shared.state().last_chunk = self.number_in(chunks.last())?;
         }
         for (number, file) in self.files.clone() {
             if file.first < end && !self.cache.contains_key(&number) {
                 let later = chunks.split_off(&file.end);
                 let bytes = self.bytes_of(number, file, &chunks);
-                let bytes =
-                    bytes.map_err(|key| Failure::lasting(self.member.keys.missing(&key)))?;
+                let bytes = bytes.map_err(|key| self.missing(&key))?;
                 self.cache.insert(number, (file, bytes));
                 chunks = later;
             }
@@ -204,7 +206,7 @@ impl Log {
             let is_last = i64::try_from(pairs.len()).is_ok_and(|len| len < limit);
             let len: usize = pairs.iter().map(|pair| pair.value().len()).sum();
             for pair in pairs {
-                next = self.number_of(&pair)? + 1;
+                next = self.number_in(Some(&pair))? + 1;
                 chunks.insert(next - 1, pair);
             }
             if is_last {
@@ -262,13 +264,14 @@ impl Log {
         Ok(bytes)
     }
 
-    /// Returns the number of the last of these chunks, or 0.
-    fn last_of(&self, chunks: &[KeyValue]) -> Result<ChunkNumber, Failure> {
-        chunks.last().map_or(Ok(0), |pair| self.number_of(pair))
+    /// Returns the number of a chunk, or 0.
+    fn number_in(&self, pair: Option<&KeyValue>) -> Result<ChunkNumber, Failure> {
+        let Some(pair) = pair else { return Ok(0) };
+        self.member.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
     }
 
-    fn number_of(&self, pair: &KeyValue) -> Result<ChunkNumber, Failure> {
-        self.member.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
+    fn missing(&self, key: &str) -> Failure {
+        Failure::lasting(self.member.keys.missing(key))
     }
 
     fn all_files(&self) -> (String, GetOptions) {
@@ -351,9 +354,8 @@ impl Log {
                 self.copy_aside(*file).await?;
                 self.remove(*file).await?;
             }
-            Change::EndImport => {
-                let format = format_value(self.member.etcd.file_size);
-                let put = TxnOp::put(self.member.keys.format(), format, None);
+            Change::Format { value } => {
+                let put = TxnOp::put(self.member.keys.format(), value.clone(), None);
                 self.transact(Vec::new(), vec![put]).await?;
             }
         }

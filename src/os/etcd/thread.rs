@@ -5,7 +5,7 @@
 
 use super::api::{Failure, Kind};
 use super::disk::{Change, EtcdDisk, Request, Requests, ask};
-use super::keys::Keys;
+use super::keys::{IMPORTING, Keys, format_value};
 use super::lease::Member;
 use super::log::Log;
 use super::nodes::Nodes;
@@ -170,6 +170,7 @@ pub async fn serve(
 /// Follows the log until this server leads, and then serves requests, one after the other.
 async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
     let (shared, duty) = (Arc::clone(&member.shared), member.duty);
+    let file_size = member.etcd.file_size;
     let mut log = Log::new(member);
     if duty != Duty::Read {
         let read = log.follow().await;
@@ -193,7 +194,8 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
                 }
             }
             Ok(Some(Request::EndImport(to))) => {
-                let ended = log.store(vec![Change::EndImport]).await;
+                let value = format_value(file_size);
+                let ended = log.store(vec![Change::Format { value }]).await;
                 let _ = to.send(ended.map_err(Failure::of_read));
             }
             Ok(None) => return,
@@ -211,7 +213,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
 
 impl Log {
     /// Reads the closed files again and again while another server leads, so that this one can take over soon. Reads
-    /// all when it has won the lead.
+    /// all when it has won the lead. Begins an import, if it is to do one.
     async fn follow(&mut self) -> Result<(), Failure> {
         let shared = Arc::clone(&self.member.shared);
         while timeout(IDLE_PAUSE, shared.won.notified()).await.is_err() {
@@ -220,6 +222,11 @@ impl Log {
                 let _ = self.read(false).await;
             }
         }
-        self.read(true).await
+        self.read(true).await?;
+        if self.member.duty == Duty::Import {
+            let value = IMPORTING.to_owned();
+            self.store(vec![Change::Format { value }]).await?;
+        }
+        Ok(())
     }
 }
