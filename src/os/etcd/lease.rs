@@ -52,12 +52,7 @@ impl Member {
     /// Waits until no other server leads, leads, and keeps the lease until it is lost.
     pub async fn lead(mut self) {
         let shared = Arc::clone(&self.shared);
-        let mut log = log_failures(&shared);
-        let goes_on = |failure: &Failure| {
-            log(failure);
-            true
-        };
-        let failure = match ask_again(async || self.try_to_lead().await, goes_on).await {
+        let failure = match ask_as_member(&shared, async || self.try_to_lead().await).await {
             Ok(lease) => {
                 warn!("leading {}", self.keys.prefix);
                 self.shared.won.notify_one();
@@ -339,16 +334,21 @@ impl Member {
     }
 }
 
-/// Returns what logs a failure, unless it has logged one shortly before.
-pub fn log_failures(shared: &Shared) -> impl FnMut(&Failure) + '_ {
+/// Asks again after each failure that may pass, as long as this server is a member, and logs them.
+pub async fn ask_as_member<T>(
+    shared: &Shared,
+    ask: impl AsyncFnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let mut logged_at = None;
-    move |failure| {
+    let is_member = |failure: &Failure| {
         let now = shared.now();
         if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
             warn!("etcd cannot serve; trying again: {}", failure.text);
             logged_at = Some(now);
         }
-    }
+        shared.standing().is_ok()
+    };
+    ask_again(ask, is_member).await
 }
 
 /// Why a server does not lead any more that was not too slow.

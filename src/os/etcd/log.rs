@@ -19,8 +19,8 @@
 use super::api::{Failure, Kind, exists, modified, outcome};
 use super::disk::{Change, Files};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, last_value, parse_last, printable};
-use super::lease::{LEASE_ENDED, Member, log_failures, name_of};
-use super::nodes::{ask_again, ask_each};
+use super::lease::{LEASE_ENDED, Member, ask_as_member, name_of};
+use super::nodes::ask_often;
 use super::shared::State;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::headroom::{self, Headroom};
@@ -87,7 +87,7 @@ impl Log {
     /// Reads all files, although another server may lead.
     pub async fn read_unled(&mut self) -> Result<(), Failure> {
         let member = &mut self.member;
-        ask_each(member.nodes.count(), async || member.check().await).await?;
+        ask_often(2 * member.nodes.count(), async || member.check().await).await?;
         match self.read(true).await {
             // Another server may have cut a file that was read before. It cuts each file once.
             Err(failure) if failure.kind == Kind::Lasting => self.read(true).await,
@@ -301,17 +301,13 @@ impl Log {
     ) -> Result<[Vec<KeyValue>; READS], Failure> {
         let shared = Arc::clone(&self.member.shared);
         let nodes = &mut self.member.nodes;
-        let mut left = (2 * nodes.count()).max(LEAST_TRIES);
-        let mut log = log_failures(&shared);
-        let may_go_on = |failure: &Failure| {
-            let leads = shared.state().deadline > Nanos::ZERO && shared.standing().is_ok();
-            if leads {
-                log(failure);
-            }
-            left = left.saturating_sub(1);
-            left > 0 || leads
-        };
-        ask_again(async || nodes.page(&reads()).await, may_go_on).await
+        let tries = (2 * nodes.count()).max(LEAST_TRIES);
+        let ask = async || nodes.page(&reads()).await;
+        if shared.state().deadline > Nanos::ZERO {
+            ask_as_member(&shared, ask).await
+        } else {
+            ask_often(tries, ask).await
+        }
     }
 
     // ---- Changing ----
@@ -319,14 +315,9 @@ impl Log {
     /// Makes all changes, in their order. Fails if the server does not lead any more, or cannot.
     pub async fn store(&mut self, changes: Vec<Change>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.member.shared);
-        let mut log = log_failures(&shared);
         for mut change in changes {
             // A server that has lost its lease makes no more changes.
-            let leads = |failure: &Failure| {
-                log(failure);
-                shared.standing().is_ok()
-            };
-            ask_again(async || self.change(&mut change).await, leads).await?;
+            ask_as_member(&shared, async || self.change(&mut change).await).await?;
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ impl Nodes {
 
     /// Ends a lease.
     pub async fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
-        ask_each(self.count(), async || self.ask(|node| node.revoke(lease)).await).await
+        ask_often(2 * self.count(), async || self.ask(|node| node.revoke(lease)).await).await
     }
 
     /// Reads pages of one moment, for which there is more time than for other requests. A node that hangs does
@@ -257,15 +257,14 @@ pub async fn ask_again<T>(
     }
 }
 
-/// Asks at most twice for each of these nodes, for a caller that has no lease to wait for.
-pub async fn ask_each<T>(
-    nodes: usize,
+/// Asks at most so many times, for a caller that has no lease to wait for.
+pub async fn ask_often<T>(
+    mut tries: usize,
     ask: impl AsyncFnMut() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let mut left = 2 * nodes;
     let may_go_on = |_: &Failure| {
-        left -= 1;
-        left > 0
+        tries -= 1;
+        tries > 0
     };
     ask_again(ask, may_go_on).await
 }
