@@ -428,41 +428,28 @@ impl Log {
         Ok(())
     }
 
-    /// Tries to delete some chunks of removed files. Returns `false` if there are none.
-    pub async fn delete_garbage(&mut self) -> Result<bool, Failure> {
+    /// Deletes some chunks of removed files, and notes which chunk is the last one, some time after it was added, so
+    /// that its loss is noticed. Returns whether there may be more to delete.
+    pub async fn tidy(&mut self) -> Result<bool, Failure> {
+        let (last, (noted, noted_at)) = (self.last_chunk(), self.noted);
+        let is_due = self.member.shared.now().since(noted_at) >= NOTE_INTERVAL;
         // The last chunk stays, because the next one needs it.
-        let oldest =
-            self.files.values().next().map_or_else(|| self.last_chunk(), |file| file.first);
-        if self.lowest >= oldest {
+        let oldest = self.files.values().next().map_or(last, |file| file.first);
+        let has_garbage = self.lowest < oldest;
+        if !has_garbage && (last <= noted || !is_due) {
             return Ok(false);
         }
-        let next = (self.lowest + GARBAGE_STEP).min(oldest);
         let keys = &self.member.keys;
-        let some = DeleteOptions::new().with_range(keys.chunk(next));
-        let delete = TxnOp::delete(keys.chunk(self.lowest), Some(some));
-        self.note(next, vec![delete]).await?;
-        Ok(true)
-    }
-
-    /// Notes which chunk is the last one, some time after it was added, so that its loss is noticed.
-    pub async fn note_last(&mut self) -> Result<(), Failure> {
-        let (noted, noted_at) = self.noted;
-        let is_due = self.member.shared.now().since(noted_at) >= NOTE_INTERVAL;
-        if self.last_chunk() > noted && is_due {
-            self.note(self.lowest, Vec::new()).await
-        } else {
-            Ok(())
+        let lowest = (self.lowest + GARBAGE_STEP).min(oldest).max(self.lowest);
+        let mut then = vec![TxnOp::put(keys.last(), last_value(last, lowest), None)];
+        if has_garbage {
+            let some = DeleteOptions::new().with_range(keys.chunk(lowest));
+            then.push(TxnOp::delete(keys.chunk(self.lowest), Some(some)));
         }
-    }
-
-    /// Makes changes after which this is the lowest chunk, and notes that and the last one.
-    async fn note(&mut self, lowest: ChunkNumber, mut then: Vec<TxnOp>) -> Result<(), Failure> {
-        let (last, keys) = (self.last_chunk(), &self.member.keys);
-        then.push(TxnOp::put(keys.last(), last_value(last, lowest), None));
         // A delayed twin must not note a chunk that is gone since.
         self.transact(vec![exists(keys.chunk(lowest))], then).await?;
         (self.lowest, self.noted) = (lowest, (last, self.member.shared.now()));
-        Ok(())
+        Ok(has_garbage)
     }
 
     /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile. One that is longer than chunks

@@ -204,8 +204,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
         }
         if shared.standing() == Ok(Standing::Leader) {
             // A failure is that of the next request too, or passes.
-            let has_garbage = log.delete_garbage().await.unwrap_or(true);
-            let _ = log.note_last().await;
+            let has_garbage = log.tidy().await.unwrap_or(false);
             pause = if has_garbage { GARBAGE_PAUSE } else { IDLE_PAUSE };
         }
     }
