@@ -105,7 +105,8 @@ impl EtcdDisk {
             if let Some(Change::Append { file, offset: start, bytes: gathered }) =
                 self.changes.last_mut()
                 && *file == number
-                && has_room(gathered, bytes.len())
+                && gathered.len() + bytes.len() <= CHUNK_MAX
+                && headroom::leave(Headroom::Whole, || gathered.try_reserve(bytes.len())).is_ok()
             {
                 let end = *start + gathered.len() as u64;
                 assert_eq!(end, offset, "a gap in binlog.{number}");
@@ -120,12 +121,6 @@ impl EtcdDisk {
             offset += bytes.len() as u64;
         }
     }
-}
-
-/// Returns whether a change has room for this many bytes more, or there is memory for them.
-fn has_room(gathered: &mut Vec<u8>, more: usize) -> bool {
-    let is_short = gathered.len() + more <= CHUNK_MAX;
-    is_short && headroom::leave(Headroom::Whole, || gathered.try_reserve(more)).is_ok()
 }
 
 /// Waits for the answer to a request.

@@ -105,18 +105,6 @@ impl Nodes {
         self.addresses.len()
     }
 
-    /// Asks the next node from now on.
-    pub fn next_node(&mut self) {
-        self.node = None;
-        self.current = (self.current + 1) % self.addresses.len();
-    }
-
-    /// Asks the node next that has answered last, to whichever clone.
-    pub fn ask_answering(&mut self) {
-        self.node = None;
-        self.current = self.answering.load(Ordering::Relaxed);
-    }
-
     /// Returns one of these nodes alone, whatever its cluster is.
     pub fn only(&self, index: usize) -> Nodes {
         let address = self.addresses[index].clone();
@@ -125,8 +113,10 @@ impl Nodes {
         Nodes { connect_timeout, ..one }
     }
 
-    /// Ends a lease.
+    /// Ends a lease. Asks the node first that has answered last, to whichever clone.
     pub async fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
+        self.node = None;
+        self.current = self.answering.load(Ordering::Relaxed);
         ask_often(2 * self.count(), async || self.ask(|node| node.revoke(lease)).await).await
     }
 
@@ -238,7 +228,8 @@ impl Nodes {
             failure.kind = Kind::Passing;
         }
         if failure.kind == Kind::Passing {
-            self.next_node();
+            self.node = None;
+            self.current = (self.current + 1) % self.count();
         }
         Err(failure)
     }

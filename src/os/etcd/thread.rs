@@ -161,7 +161,6 @@ pub async fn serve(
     drop(tasks);
     let lease = shared.state().lease;
     if lease != 0 {
-        nodes.ask_answering();
         let _ = nodes.revoke(lease).await;
     }
     let _ = done.map(|done| done.send(()));
@@ -170,7 +169,6 @@ pub async fn serve(
 /// Follows the log until this server leads, and then serves requests, one after the other.
 async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
     let (shared, duty) = (Arc::clone(&member.shared), member.duty);
-    let file_size = member.etcd.file_size;
     let mut log = Log::new(member);
     if duty != Duty::Read {
         let read = log.follow().await;
@@ -194,7 +192,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
                 }
             }
             Ok(Some(Request::EndImport(to))) => {
-                let value = format_value(file_size);
+                let value = format_value(log.member.etcd.file_size);
                 let ended = log.store(vec![Change::Format { value }]).await;
                 let _ = to.send(ended.map_err(Failure::of_read));
             }
