@@ -55,15 +55,15 @@ pub struct Reads {
 /// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.
 #[derive(Debug)]
 pub struct WantedBodies {
-    pub reply: BodiesFor,
+    reply: BodiesFor,
     pub bodies: Vec<WantedBody>,
-    /// No body before this index must be read.
-    read_before: usize,
-    pub class: ReplyClass,
-    /// The bytes of the cold bodies.
-    pub cold_bytes: u64,
-    /// The bytes of those that are copied to the output.
-    pub copied_bytes: usize,
+    /// The index of the body that is read in the next turn. If the disk reads for the reply, it is this one.
+    pub next: usize,
+    class: ReplyClass,
+    /// The bytes of all bodies: those in memory may become cold meanwhile.
+    bytes: u64,
+    /// The room that the reply needs in an output.
+    size: ReplySize,
     /// The memory for the bodies that are not read yet, once there was enough for all.
     pub grant: Option<Grant>,
     /// When the client has asked for them.
@@ -73,21 +73,10 @@ pub struct WantedBodies {
 /// One of these bodies.
 #[derive(Debug)]
 pub struct WantedBody {
-    pub job: JobKey,
-    pub id: u64,
-    pub source: BodySource,
-}
-
-/// Where a reply gets a body from.
-#[derive(Debug)]
-pub enum BodySource {
-    /// From the job, if that is still there.
-    Job,
-    /// From its record, which must be read.
-    Disk,
-    Read(Rc<ReadBody>),
-    /// It cannot be read.
-    Nowhere,
+    job: JobKey,
+    id: u64,
+    /// The body that was read. Otherwise the reply has that of the job, which must not be cold then.
+    read: Option<Rc<ReadBody>>,
 }
 
 /// The reply that has the bodies.
@@ -113,7 +102,7 @@ const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 pub const PATIENCE: Nanos = Nanos::from_secs(10);
 /// A shorter read takes as long as one of this many bytes.
 const LEAST_READ: u32 = 4096;
-/// A reply with more cold bytes is large.
+/// A reply with more bytes of bodies is large.
 const LARGE_REPLY: u64 = 256 * 1024;
 /// The memory of replies with cold bodies that clients have not read. `--max-memory` may leave less.
 const MOST_MEMORY: u64 = 16 * 1024 * 1024;
@@ -151,18 +140,18 @@ pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) 
     if c.output.try_reserve(batch.size, &mut s.pool).is_err() {
         return refuse(c, s, reply, jobs.into_iter());
     }
-    write(c, s, reply, jobs.into_iter().map(|job| (job, None)))
+    write(c, s, reply, jobs.into_iter().map(|(job, id)| WantedBody { job, id, read: None }))
 }
 
-/// Replies with these jobs, for which the output has room, and with the bodies of those whose body was read. Their TTRs
-/// begin, if they have not. A reserve without any continues.
+/// Replies with these jobs, for which the output has room. Their TTRs begin, if they have not. A reserve without any
+/// continues.
 fn write(
     c: &mut Conn,
     s: &mut Store,
     reply: BodiesFor,
-    jobs: impl ExactSizeIterator<Item = ((JobKey, u64), Option<Rc<ReadBody>>)>,
+    bodies: impl ExactSizeIterator<Item = WantedBody>,
 ) -> Answer {
-    let count = jobs.len() as u64;
+    let count = bodies.len() as u64;
     match reply {
         BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
         BodiesFor::Reserved(reserve) if count == 0 => return c.later(Steps::Reserve(reserve)),
@@ -172,7 +161,7 @@ fn write(
         }
         BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => {}
     }
-    for ((job, id), read) in jobs {
+    for WantedBody { job, id, read } in bodies {
         if reply.is_reserved() && s.queue.due(&s.queue.jobs[job]).is_none() {
             s.queue.touch(&mut c.client, job);
         }
@@ -188,10 +177,10 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     let mut wanted = WantedBodies {
         reply,
         bodies: Vec::new(),
-        read_before: 0,
+        next: 0,
         class: ReplyClass::Small,
-        cold_bytes: 0,
-        copied_bytes: 0,
+        bytes: 0,
+        size: ReplySize::HEADING,
         grant: None,
         asked_at: s.queue.now,
     };
@@ -201,18 +190,12 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         return refuse(c, s, reply, jobs.iter().copied());
     }
     for &(job, id) in jobs {
-        let body = &s.queue.jobs[job].body;
-        // One that another reply has got is taken later: a reply that waits for memory holds none.
-        let source = if !body.is_cold() {
-            BodySource::Job
-        } else {
-            wanted.cold_bytes += u64::from(body.full_len());
-            wanted.copied_bytes += if body.is_large() { 0 } else { body.full_len() as usize };
-            BodySource::Disk
-        };
-        wanted.bodies.push(WantedBody { job, id, source });
+        let full_len = s.queue.jobs[job].body.full_len();
+        wanted.bytes += u64::from(full_len);
+        wanted.size = wanted.size.with(full_len as usize);
+        wanted.bodies.push(WantedBody { job, id, read: None });
     }
-    if wanted.cold_bytes > LARGE_REPLY {
+    if wanted.bytes > LARGE_REPLY {
         wanted.class = ReplyClass::Large;
     }
     if reply.is_reserved() {
@@ -283,12 +266,10 @@ impl WantedBodies {
         self.bodies.capacity() * size_of::<WantedBody>()
     }
 
-    /// Returns the index of the first body that must be read. If the disk reads for the reply, it is this one.
-    pub fn next(&mut self) -> Option<usize> {
-        while !matches!(self.bodies.get(self.read_before)?.source, BodySource::Disk) {
-            self.read_before += 1;
-        }
-        Some(self.read_before)
+    /// Returns the index of the first body from `index` on that must be read.
+    fn next_cold(&self, s: &Store, index: usize) -> Option<usize> {
+        let is_cold = |one: &WantedBody| one.read.is_none() && s.queue.is_cold(one.job, one.id);
+        Some(index + self.bodies[index..].iter().position(is_cold)?)
     }
 
     /// Checks that a connection that waits for bodies is where it will go on, once.
@@ -322,11 +303,11 @@ impl WantedBodies {
         let left = s.queue.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
         let most = left.min(MOST_MEMORY);
         let fits = match self.class {
-            ReplyClass::Small => granted + self.cold_bytes <= most / 4,
+            ReplyClass::Small => granted + self.bytes <= most / 4,
             // One that is too large for it waits until half of it is free.
             ReplyClass::Large => {
                 let most = most / 4 * 3;
-                granted + self.cold_bytes.min(most / 2) <= most
+                granted + self.bytes.min(most / 2) <= most
             }
         };
         fits || granted == 0
@@ -339,24 +320,15 @@ impl WantedBodies {
             return false;
         }
         let limit = s.queue.settings.max_memory_bytes;
-        let taken = s.queue.job_bytes().saturating_add(self.cold_bytes);
+        let taken = s.queue.job_bytes().saturating_add(self.bytes);
         taken > limit.saturating_add(limit / MEMORY_DIVISOR)
     }
 
-    /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the bodies that are
-    /// copied to the output. As in memory, there is always some for a single one.
+    /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the text of this one.
+    /// As in memory, there is always some for a single job.
     pub fn is_crowded_out(&self, s: &Store) -> bool {
-        self.copied_bytes > LARGE && s.is_text_crowded_by(self.copied_bytes)
-    }
-
-    /// Returns the room that the reply needs in an output.
-    pub fn size(&self, s: &Store) -> ReplySize {
-        let len = |one: &WantedBody| match &one.source {
-            BodySource::Read(read) => Some(read.bytes().len()),
-            BodySource::Job => s.queue.jobs.get(one.job).map(|job| job.body.full_len() as usize),
-            BodySource::Disk | BodySource::Nowhere => None,
-        };
-        self.bodies.iter().filter_map(len).fold(ReplySize::HEADING, ReplySize::with)
+        let most_of_one = ReplySize::HEADING.with(LARGE - 1).text_len;
+        self.size.text_len > most_of_one && s.is_text_crowded_by(self.size.text_len)
     }
 }
 
@@ -382,18 +354,18 @@ pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
 /// Takes what needs no waiting for the disk, and replies if that is all.
 pub fn start_reply(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
-    let WantedBodies { cold_bytes, copied_bytes, class, .. } = *wanted;
-    wanted.grant = Some(s.queue.body_cache.read_bodies.grant(cold_bytes, copied_bytes, class));
+    let WantedBodies { bytes, size, class, .. } = *wanted;
+    wanted.grant = Some(s.queue.body_cache.read_bodies.grant(bytes, size.text_len, class));
     let rest = s.queue.work.give(s.queue.limits.cached_bodies_work);
-    let mut has_memory = true;
-    for index in 0..wanted.bodies.len() {
-        if matches!(wanted.bodies[index].source, BodySource::Disk) {
-            has_memory = !matches!(fetch(c, s, &mut wanted, index), Fetched::Memory);
-        }
-        // Further bodies take turns with the replies of others.
-        if !has_memory || !s.queue.work.is_left() {
-            break;
-        }
+    let (mut index, mut has_memory) = (0, true);
+    // Further bodies take turns with the replies of others.
+    while has_memory
+        && s.queue.work.is_left()
+        && let Some(cold) = wanted.next_cold(s, index)
+    {
+        let fetched = fetch(c, s, &mut wanted, cold);
+        has_memory = !matches!(fetched, Fetched::Memory);
+        index = if let Fetched::Read(_) = fetched { cold + 1 } else { cold };
     }
     s.queue.work.end(rest);
     if !has_memory {
@@ -402,16 +374,15 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     read_rest(c, s, wanted);
 }
 
-/// Sets where a reply gets a body from, if that needs no waiting for the disk.
+/// Gets a body for a reply, if that needs no waiting for the disk.
 fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Fetched {
     s.queue.work.spend(WORK_PER_BODY);
     let one = &mut wanted.bodies[index];
     if !s.queue.is_cold(one.job, one.id) {
-        one.source = BodySource::Job;
         return Fetched::Nothing;
     }
-    if let Some(body) = s.queue.body_cache.read_bodies.find(one.id) {
-        one.source = BodySource::Read(body);
+    one.read = s.queue.body_cache.read_bodies.find(one.id);
+    if one.read.is_some() {
         return Fetched::Nothing;
     }
     let read = s.queue.record_of(one.job);
@@ -419,25 +390,26 @@ fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -
     s.queue.work.spend(read.len as usize / READ_BYTES_PER_WORK);
     let grant = wanted.grant.as_mut().expect("it was granted before");
     let body = s.queue.read_body(read, record, grant);
-    if take_body(c, s, one, &body) { Fetched::Nothing } else { Fetched::Memory }
+    if take_body(c, s, wanted, index, &body) { Fetched::Nothing } else { Fetched::Memory }
 }
 
-/// Gives a reply the body that was read for it. A job is buried whose body cannot be read. Returns `false` if it
-/// can be read later.
+/// Gives a reply the body that was read for it. A job whose body cannot be read is buried, and left out. Returns
+/// `false` if it can be read later.
 pub fn take_body(
     c: &mut Conn,
     s: &mut Store,
-    one: &mut WantedBody,
+    wanted: &mut WantedBodies,
+    index: usize,
     body: &io::Result<Rc<ReadBody>>,
 ) -> bool {
-    one.source = match body {
-        Ok(body) => BodySource::Read(Rc::clone(body)),
+    match body {
+        Ok(body) => wanted.bodies[index].read = Some(Rc::clone(body)),
         Err(error) if is_passing(error) => return false,
         Err(_) => {
-            s.queue.bury_unreadable(&mut c.client, one.job, one.id);
-            BodySource::Nowhere
+            let WantedBody { job, id, .. } = wanted.bodies.remove(index);
+            s.queue.bury_unreadable(&mut c.client, job, id);
         }
-    };
+    }
     true
 }
 
@@ -450,46 +422,28 @@ pub fn retry_later(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
     }
     // The others need its memory.
     wanted.grant = None;
-    for one in &mut wanted.bodies {
-        if matches!(one.source, BodySource::Read(_)) {
-            one.source = BodySource::Disk;
-        }
-    }
-    wanted.read_before = 0;
+    wanted.bodies.iter_mut().for_each(|one| one.read = None);
+    wanted.next = 0;
     s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
 }
 
 /// Lets a connection wait for its next turn, or replies.
 pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    if wanted.next().is_none() {
-        want_evicted(s, &mut wanted);
-    }
-    if wanted.next().is_none() {
+    // One before it may have become cold meanwhile.
+    let Some(next) = wanted.next_cold(s, wanted.next).or_else(|| wanted.next_cold(s, 0)) else {
         return finish_reply(c, s, *wanted);
-    }
+    };
+    wanted.next = next;
     s.reads.turns[wanted.class as usize].push_back(c.client.key);
     c.doing = Doing::Bodies(wanted);
-}
-
-/// Reads bodies that have become cold while others were read.
-fn want_evicted(s: &Store, wanted: &mut WantedBodies) {
-    wanted.read_before = 0;
-    for one in &mut wanted.bodies {
-        if matches!(one.source, BodySource::Job) && s.queue.is_cold(one.job, one.id) {
-            one.source = BodySource::Disk;
-            let len = s.queue.jobs[one.job].body.full_len();
-            wanted.cold_bytes += u64::from(len);
-            wanted.grant.as_mut().expect("it was granted before").extend(len);
-        }
-    }
 }
 
 /// Begins the next read of the connection whose turn it is, or joins one that was begun. Returns `false` if
 /// the disk has enough to do.
 pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     let mut wanted = take_wanted(c);
-    let next = wanted.next().expect("it has turns until all bodies are read");
+    let next = wanted.next;
     let id = wanted.bodies[next].id;
     let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
     let has_joined = match begun {
@@ -500,7 +454,7 @@ pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
         // Another connection may have read it, and the system may have read ahead.
         None => match fetch(c, s, &mut wanted, next) {
             Fetched::Nothing => {
-                if let BodySource::Read(read) = &wanted.bodies[next].source {
+                if let Some(read) = wanted.bodies.get(next).and_then(|one| one.read.as_ref()) {
                     s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
                 }
                 read_rest(c, s, wanted);
@@ -554,27 +508,23 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     if has_waited {
         s.queue.body_cache.stats.wait_times.count(now.since(wanted.asked_at));
     }
-    wanted.bodies.retain(|one| match one.source {
-        BodySource::Nowhere => false,
-        _ if reply.is_reserved() => s.queue.is_held(&c.client, one.job, one.id),
-        BodySource::Job => s.queue.find(one.id) == Some(one.job),
-        BodySource::Disk | BodySource::Read(_) => true,
+    wanted.bodies.retain(|one| {
+        if reply.is_reserved() {
+            s.queue.is_held(&c.client, one.job, one.id)
+        } else {
+            one.read.is_some() || s.queue.find(one.id) == Some(one.job)
+        }
     });
-    let size = wanted.size(s);
-    if c.output.try_reserve(size, &mut s.pool).is_err() {
+    if c.output.try_reserve(wanted.size, &mut s.pool).is_err() {
         return give_up(c, s, &wanted);
     }
     s.waiting_bytes -= wanted.own_bytes();
-    let read = |one: &WantedBody| match &one.source {
-        BodySource::Read(body) => Some(Rc::clone(body)),
-        BodySource::Job | BodySource::Disk | BodySource::Nowhere => None,
-    };
-    let bodies = wanted.bodies.iter().map(|one| ((one.job, one.id), read(one)));
-    let answer = write(c, s, reply, bodies);
+    let last = wanted.bodies.last().map(|one| one.job);
+    let answer = write(c, s, reply, wanted.bodies.into_iter());
     c.answer_later(s, answer);
     if has_waited
         && reply.is_reserved()
-        && let Some(job) = wanted.bodies.last().and_then(|one| s.queue.jobs.get(one.job))
+        && let Some(job) = last.and_then(|job| s.queue.jobs.get(job))
     {
         let tube = job.tube;
         s.queue.read_ahead(tube);

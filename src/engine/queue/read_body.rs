@@ -104,12 +104,6 @@ impl BodyRef<'_> {
 }
 
 impl Grant {
-    /// Grants more memory.
-    pub fn extend(&mut self, bytes: u32) {
-        self.memory.granted[self.class as usize].update(|granted| granted + u64::from(bytes));
-        self.bytes += u64::from(bytes);
-    }
-
     /// Takes these bytes out of the grant, or what is left of them.
     pub fn split(&mut self, bytes: u32) -> Grant {
         let bytes = self.bytes.min(bytes.into());
@@ -126,7 +120,7 @@ impl Drop for Grant {
 }
 
 impl ReadBodies {
-    /// Grants memory for bodies, of which `text_len` bytes will be copied to the text of the reply.
+    /// Grants memory for bodies, with the text that the reply will have.
     pub fn grant(&self, bytes: u64, text_len: usize, class: ReplyClass) -> Grant {
         self.memory.granted[class as usize].update(|granted| granted + bytes);
         self.memory.text_len.update(|len| len + text_len);

@@ -176,10 +176,10 @@ impl<S> Server<S> {
             for key in readers {
                 self.with(key, |c, s| {
                     let mut wanted = take_wanted(c);
-                    let next = wanted.next().expect("the disk has read for it");
+                    let next = wanted.next;
                     let body = body.as_ref().and_then(Option::as_ref);
                     let can_go_on =
-                        body.is_none_or(|body| take_body(c, s, &mut wanted.bodies[next], body));
+                        body.is_none_or(|body| take_body(c, s, &mut wanted, next, body));
                     if can_go_on { read_rest(c, s, wanted) } else { retry_later(c, s, wanted) }
                 });
             }
