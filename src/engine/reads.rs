@@ -25,7 +25,7 @@ use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::reply::{Answer, Reply, Word};
 use super::queue::body::LARGE;
-use super::queue::body_cache::{Begun, is_passing};
+use super::queue::body_cache::is_passing;
 use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
@@ -33,13 +33,15 @@ use std::collections::{TryReserveError, VecDeque};
 use std::io;
 use std::rc::Rc;
 
-/// The connections that wait for bodies. The queue has those that wait for a read that is with the disk.
+/// The connections that wait for bodies, each in one of the lists.
 #[derive(Debug, Default)]
 pub struct Reads {
     /// Those for whose replies there was no memory yet, by class.
     pub waiting: [VecDeque<ConnKey>; 2],
     /// The others in the order of their turns, by class.
     pub turns: [VecDeque<ConnKey>; 2],
+    /// Those that wait for a read that is with the disk.
+    pub reading: VecDeque<ConnKey>,
     /// Bytes of small replies that are read before the next body of a large one.
     pub large_lead: u32,
     /// No reply of the class is started before this moment: the last one had too little memory.
@@ -225,10 +227,12 @@ fn refuse(
 impl Reads {
     /// Ensures that one more connection can wait without further memory.
     pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
-        for queue in self.waiting.iter_mut().chain(&mut self.turns) {
-            queue.try_reserve(connections.saturating_sub(queue.len()))?;
-        }
-        Ok(())
+        let mut lists = self.lists();
+        lists.try_for_each(|list| list.try_reserve(connections.saturating_sub(list.len())))
+    }
+
+    fn lists(&mut self) -> impl Iterator<Item = &mut VecDeque<ConnKey>> {
+        self.waiting.iter_mut().chain(&mut self.turns).chain([&mut self.reading])
     }
 
     /// Removes and returns the connection that has the next turn.
@@ -253,11 +257,7 @@ impl Reads {
 /// Forgets a connection that waits for these bodies.
 pub fn forget(s: &mut Store, key: ConnKey, wanted: &WantedBodies) {
     s.waiting_bytes -= wanted.own_bytes();
-    let queues = s.reads.waiting.iter_mut().chain(&mut s.reads.turns);
-    queues.for_each(|queue| queue.retain(|&other| other != key));
-    for begun in &mut s.queue.body_cache.begun {
-        begun.readers.retain(|&other| other != key);
-    }
+    s.reads.lists().for_each(|list| list.retain(|&other| other != key));
 }
 
 impl WantedBodies {
@@ -272,14 +272,20 @@ impl WantedBodies {
         Some(index + self.bodies[index..].iter().position(is_cold)?)
     }
 
+    /// Returns the id of the job whose body is read next, or by the disk.
+    pub fn next_id(&self) -> u64 {
+        self.bodies[self.next].id
+    }
+
     /// Checks that a connection that waits for bodies is where it will go on, once.
     pub fn check(&self, key: ConnKey, s: &Store) {
-        let count =
-            |keys: &mut dyn Iterator<Item = &ConnKey>| keys.filter(|it| **it == key).count();
-        let waiting = count(&mut s.reads.waiting[self.class as usize].iter());
-        let turns = count(&mut s.reads.turns[self.class as usize].iter());
-        let reading = count(&mut s.queue.body_cache.begun.iter().flat_map(|it| &it.readers));
-        let is_right = waiting + turns + reading == 1 && (waiting == 1) == self.grant.is_none();
+        let count = |list: &VecDeque<ConnKey>| list.iter().filter(|it| **it == key).count();
+        let waiting = count(&s.reads.waiting[self.class as usize]);
+        let turns = count(&s.reads.turns[self.class as usize]);
+        let reading = count(&s.reads.reading);
+        let is_right = waiting + turns + reading == 1
+            && (waiting == 1) == self.grant.is_none()
+            && (reading == 0 || s.queue.is_begun(self.next_id()));
         assert!(is_right, "{waiting} {turns} {reading} of {self:?}");
     }
 
@@ -444,43 +450,28 @@ pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
 pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
     let mut wanted = take_wanted(c);
     let next = wanted.next;
-    let id = wanted.bodies[next].id;
-    let begun = s.queue.body_cache.begun.iter_mut().find(|begun| begun.read.id == id);
-    let has_joined = match begun {
-        Some(begun) => {
-            s.queue.work.spend(WORK_PER_BODY);
-            begun.join(c.client.key).is_ok()
-        }
+    match fetch(c, s, &mut wanted, next) {
         // Another connection may have read it, and the system may have read ahead.
-        None => match fetch(c, s, &mut wanted, next) {
-            Fetched::Nothing => {
-                if let Some(read) = wanted.bodies.get(next).and_then(|one| one.read.as_ref()) {
-                    s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
+        Fetched::Nothing => {
+            if let Some(read) = wanted.bodies.get(next).and_then(|one| one.read.as_ref()) {
+                s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
+            }
+            read_rest(c, s, wanted);
+        }
+        Fetched::Memory => retry_later(c, s, wanted),
+        Fetched::Read(read) => {
+            if !s.queue.is_begun(read.id) {
+                if !s.queue.may_begin_read(read.len) {
+                    s.reads.turns[wanted.class as usize].push_front(c.client.key);
+                    c.doing = Doing::Bodies(wanted);
+                    return false;
                 }
-                read_rest(c, s, wanted);
-                return true;
+                s.reads.count_turn(wanted.class, read.len);
             }
-            Fetched::Memory => false,
-            Fetched::Read(read) if !s.queue.may_begin_read(read.len) => {
-                s.reads.turns[wanted.class as usize].push_front(c.client.key);
-                c.doing = Doing::Bodies(wanted);
-                return false;
-            }
-            Fetched::Read(read) => {
-                let mut begun = Begun { read, readers: Vec::new() };
-                let has_joined = begun.join(c.client.key).is_ok();
-                if has_joined {
-                    s.reads.count_turn(wanted.class, read.len);
-                    s.queue.begin_read(begun);
-                }
-                has_joined
-            }
-        },
-    };
-    if has_joined {
-        c.doing = Doing::Bodies(wanted);
-    } else {
-        retry_later(c, s, wanted);
+            s.queue.begin_read(read);
+            s.reads.reading.push_back(c.client.key);
+            c.doing = Doing::Bodies(wanted);
+        }
     }
     true
 }

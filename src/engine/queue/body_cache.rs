@@ -7,8 +7,8 @@
 //! what is near the front of the tube.
 //!
 //! No client gets a body that does not match its checksum: the job is buried. The rules of the queue do
-//! not depend on where a body is. This module knows connections only by key, and does not decide which body
-//! is read next.
+//! not depend on where a body is. This module knows no connections, and does not decide which body is read
+//! next.
 
 use super::Queue;
 use super::body::Body;
@@ -19,7 +19,7 @@ use super::read_body::{Grant, ReadBodies, ReadBody};
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{ConnKey, JobKey, Owner, TubeKey};
+use crate::engine::keys::{JobKey, Owner, TubeKey};
 use crate::engine::limits::Limits;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
@@ -35,8 +35,8 @@ pub struct BodyCache {
     pub cold: ColdBodies,
     /// The bodies that were read back for replies.
     pub read_bodies: ReadBodies,
-    /// The reads that are with the disk, in the order in which they end.
-    pub begun: VecDeque<Begun>,
+    /// The records that the disk reads, in the order in which the reads end.
+    begun: VecDeque<RecordRead>,
     /// The page of jobs of which [`Queue::evict_page`] drops the bodies next.
     next_page: usize,
     /// The ids of jobs whose bodies cannot be read, which was logged.
@@ -64,28 +64,12 @@ pub struct ReadStats {
     pub failures: u64,
 }
 
-/// A read that is with the disk.
-pub struct Begun {
-    pub read: RecordRead,
-    /// The connections whose replies wait for it. Compaction may wait too.
-    pub readers: Vec<ConnKey>,
-}
-
 /// The number of bodies that are dropped for a unit of work.
 const EVICTIONS_PER_WORK: usize = 4;
 /// The disk reads ahead this many bodies at the front of a tube.
 const AHEAD: usize = 8;
 /// Of this many jobs it is known that their bodies cannot be read: about 100 KiB.
 const MOST_UNREADABLE: usize = 4096;
-
-impl Begun {
-    /// Lets the reply of a connection wait for it.
-    pub fn join(&mut self, reader: ConnKey) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || self.readers.try_reserve(1))?;
-        self.readers.push(reader);
-        Ok(())
-    }
-}
 
 impl Queue {
     /// Returns whether bodies in memory, with this many bytes more, take more than they may.
@@ -232,35 +216,44 @@ impl Queue {
 
     /// Returns the record of a cold body if that needs no waiting for the disk.
     pub fn read_now(&mut self, read: RecordRead) -> io::Result<Option<Vec<u8>>> {
+        if self.is_begun(read.id) {
+            return Ok(None);
+        }
         self.binlog.as_mut().expect("a cold body is in the binlog").read_now(read)
     }
 
     /// Returns whether the disk may be asked for one more record, of so many bytes.
     pub fn may_begin_read(&self, len: u32) -> bool {
         let begun = &self.body_cache.begun;
-        let bytes: u32 = begun.iter().map(|begun| begun.read.len).sum();
+        let bytes: u32 = begun.iter().map(|read| read.len).sum();
         let Limits { reads_with_disk, bytes_with_disk, .. } = self.limits;
         let fits = (bytes as usize).saturating_add(len as usize) <= bytes_with_disk;
         begun.is_empty() || (begun.len() < reads_with_disk && fits)
     }
 
-    /// Begins to read a record. [`Queue::finished_read`] returns it later.
-    pub fn begin_read(&mut self, begun: Begun) {
-        let binlog = self.binlog.as_mut().expect("a cold body is in the binlog");
-        binlog.disk.begin_read(begun.read);
-        self.body_cache.begun.push_back(begun);
+    /// Returns whether the disk reads the record of the job `id`.
+    pub fn is_begun(&self, id: u64) -> bool {
+        self.body_cache.begun.iter().any(|read| read.id == id)
+    }
+
+    /// Begins to read a record, unless that was begun. [`Queue::finished_read`] returns it later.
+    pub fn begin_read(&mut self, read: RecordRead) {
+        if !self.is_begun(read.id) {
+            self.binlog.as_mut().expect("a cold body is in the binlog").disk.begin_read(read);
+            self.body_cache.begun.push_back(read);
+        }
     }
 
     /// Returns the oldest read that has ended, once. If compaction waits for it, the record is moved before.
-    pub fn finished_read(&mut self) -> Option<(Begun, io::Result<Vec<u8>>)> {
+    pub fn finished_read(&mut self) -> Option<(RecordRead, io::Result<Vec<u8>>)> {
         let binlog = self.binlog.as_mut()?;
         let record = binlog.disk.finished_read()?;
-        let begun = self.body_cache.begun.pop_front().expect("it was begun");
-        if binlog.end_wait(begun.read.id) {
-            self.move_read(begun.read, &record);
+        let read = self.body_cache.begun.pop_front().expect("it was begun");
+        if binlog.end_wait(read.id) {
+            self.move_read(read, &record);
             self.compact();
         }
-        Some((begun, record))
+        Some((read, record))
     }
 
     /// Returns the body of a record that was read for a reply, which has memory for it.
@@ -353,9 +346,7 @@ impl Queue {
             return self.move_record(key, read, &record);
         }
         binlog.wait_for(read.id);
-        if !self.body_cache.begun.iter().any(|begun| begun.read.id == read.id) {
-            self.begin_read(Begun { read, readers: Vec::new() });
-        }
+        self.begin_read(read);
         false
     }
 

@@ -7,7 +7,6 @@
 use super::Server;
 use crate::engine::conn::Doing;
 use crate::engine::keys::ConnKey;
-use crate::engine::queue::body_cache::Begun;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
     PATIENCE, WantedBodies, give_up_waiting, read_rest, retry_later, start_reply, take_body,
@@ -160,28 +159,31 @@ impl<S> Server<S> {
 
     /// Passes what the disk has read to the replies that wait for it.
     fn finish_reads(&mut self) {
-        while let Some((Begun { read, readers }, record)) = self.store.queue.finished_read() {
+        while let Some((read, record)) = self.store.queue.finished_read() {
             self.store.queue.work.spend(WORK_PER_READ);
-            let Some(&first) = readers.first() else {
-                record.into_iter().for_each(|it| self.store.queue.bodies.free_in_steps(it));
-                continue;
-            };
             // Compaction may have moved the record meanwhile, and its old file may be gone.
             let is_gone = record.is_err() && self.store.queue.has_moved(read);
-            let body = self.with(first, |c, s| {
-                let Doing::Bodies(wanted) = &mut c.doing else { return None };
-                let grant = wanted.grant.as_mut().filter(|_| !is_gone)?;
-                Some(s.queue.read_body(read, record, grant))
-            });
-            for key in readers {
+            let (mut record, mut body) = (Some(record), None);
+            for _ in 0..self.store.reads.reading.len() {
+                let Some(key) = self.store.reads.reading.pop_front() else { break };
+                if self.wanted(key).next_id() != read.id {
+                    self.store.reads.reading.push_back(key);
+                    continue;
+                }
                 self.with(key, |c, s| {
                     let mut wanted = take_wanted(c);
+                    if !is_gone && let Some(record) = record.take() {
+                        let grant = wanted.grant.as_mut().expect("it was granted before");
+                        body = Some(s.queue.read_body(read, record, grant));
+                    }
                     let next = wanted.next;
-                    let body = body.as_ref().and_then(Option::as_ref);
                     let can_go_on =
-                        body.is_none_or(|body| take_body(c, s, &mut wanted, next, body));
+                        body.as_ref().is_none_or(|body| take_body(c, s, &mut wanted, next, body));
                     if can_go_on { read_rest(c, s, wanted) } else { retry_later(c, s, wanted) }
                 });
+            }
+            if let Some(Ok(record)) = record {
+                self.store.queue.bodies.free_in_steps(record);
             }
         }
     }
