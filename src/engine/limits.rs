@@ -102,8 +102,8 @@ limits! {
     /// The reads that are with the disk at once. All others can still be dropped, and reads for other
     /// clients come before them.
     reads_with_disk: usize = 4,
-    /// The bytes of these reads, unless it is one.
-    bytes_with_disk: usize = 1024 * 1024,
+    /// The bytes of these reads at which no further one is begun.
+    bytes_with_disk: usize = 512 * 1024,
     /// The bytes of pages of large bodies that a tick frees, in about 0.1 ms.
     freed_per_tick_bytes: usize = 1024 * 1024,
 

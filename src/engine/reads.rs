@@ -6,16 +6,15 @@
 //! ```text
 //! waiting: small, large      until there is memory for all bodies of the reply, in order
 //!   -> turns                 each connection reads one body, then the next one does
-//!   -> begun                 at most 4 reads or 1 MiB are with the disk, in their order
+//!   -> reading               at most 4 reads are with the disk, in their order: 512 KiB and one body
 //!   -> the reply
 //! ```
 //!
-//! So a worker waits for 1 MiB, and for one body of each other connection, whatever those have asked for. While small
-//! and large replies want turns, a large body is followed by as many bytes of small replies, so that many small ones
-//! wait together for one large body. What is not begun is forgotten when its connection is
-//! closed. A body for which several connections wait is read once, also if one of them is compaction, which
-//! needs no turn. The server decides which of them goes on ([`server::reading`](super::server)), because it knows the
-//! connections.
+//! So a worker waits for about 1 MiB, and for one body of each other connection, whatever those have asked for. While
+//! small and large replies want turns, a large body is followed by as many bytes of small replies, so that many small
+//! ones wait together for one large body. What is not begun is forgotten when its connection is closed. A body for
+//! which several connections wait is read once, also if one of them is compaction, which needs no turn. The server
+//! decides which of them goes on ([`server::reading`](super::server)), because it knows the connections.
 
 use super::binlog::reads::RecordRead;
 use super::commands::reserve::Reserve;
@@ -26,7 +25,7 @@ use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::reply::{Answer, Reply, Word};
 use super::queue::body::LARGE;
 use super::queue::body_cache::is_passing;
-use super::queue::read_body::{BodyRef, Grant, ReadBody, ReplyClass};
+use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
@@ -48,8 +47,6 @@ pub struct Reads {
     pub retry_at: [Nanos; 2],
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
-    /// There was no work left for further turns, and the disk may have time for them.
-    pub is_out_of_work: bool,
     /// When connections were last looked at that take nothing while replies wait for memory.
     pub looked_at: Nanos,
 }
@@ -77,6 +74,8 @@ pub struct WantedBodies {
 pub struct WantedBody {
     job: JobKey,
     id: u64,
+    /// With CR LF, in bytes.
+    full_len: u32,
     /// The body that was read. Otherwise the reply has that of the job, which must not be cold then.
     read: Option<Rc<ReadBody>>,
 }
@@ -142,7 +141,7 @@ pub fn reply_batch(c: &mut Conn, s: &mut Store, batch: Batch, reply: BodiesFor) 
     if c.output.try_reserve(batch.size, &mut s.pool).is_err() {
         return refuse(c, s, reply, jobs.into_iter());
     }
-    write(c, s, reply, jobs.into_iter().map(|(job, id)| WantedBody { job, id, read: None }))
+    write(c, s, reply, jobs.into_iter().map(|(job, id)| (job, id, None)))
 }
 
 /// Replies with these jobs, for which the output has room. Their TTRs begin, if they have not. A reserve without any
@@ -151,7 +150,7 @@ fn write(
     c: &mut Conn,
     s: &mut Store,
     reply: BodiesFor,
-    bodies: impl ExactSizeIterator<Item = WantedBody>,
+    bodies: impl ExactSizeIterator<Item = (JobKey, u64, Option<Rc<ReadBody>>)>,
 ) -> Answer {
     let count = bodies.len() as u64;
     match reply {
@@ -163,7 +162,7 @@ fn write(
         }
         BodiesFor::Found | BodiesFor::ReservedById | BodiesFor::Reserved(_) => {}
     }
-    for WantedBody { job, id, read } in bodies {
+    for (job, id, read) in bodies {
         if reply.is_reserved() && s.queue.due(&s.queue.jobs[job]).is_none() {
             s.queue.touch(&mut c.client, job);
         }
@@ -195,7 +194,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         let full_len = s.queue.jobs[job].body.full_len();
         wanted.bytes += u64::from(full_len);
         wanted.size = wanted.size.with(full_len as usize);
-        wanted.bodies.push(WantedBody { job, id, read: None });
+        wanted.bodies.push(WantedBody { job, id, full_len, read: None });
     }
     if wanted.bytes > LARGE_REPLY {
         wanted.class = ReplyClass::Large;
@@ -245,7 +244,7 @@ impl Reads {
         }
     }
 
-    /// Notes that a body of this length is read for a reply of this class.
+    /// Notes that it is the turn of a body of this length, for a reply of this class.
     pub fn count_turn(&mut self, class: ReplyClass, len: u32) {
         self.large_lead = match class {
             ReplyClass::Small => self.large_lead.saturating_sub(len.max(LEAST_READ)),
@@ -445,35 +444,21 @@ pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
     c.doing = Doing::Bodies(wanted);
 }
 
-/// Begins the next read of the connection whose turn it is, or joins one that was begun. Returns `false` if
-/// the disk has enough to do.
-pub fn take_turn(c: &mut Conn, s: &mut Store) -> bool {
+/// Begins the next read of the connection whose turn it is, or joins one that was begun.
+pub fn take_turn(c: &mut Conn, s: &mut Store) {
     let mut wanted = take_wanted(c);
     let next = wanted.next;
+    s.reads.count_turn(wanted.class, wanted.bodies[next].full_len);
     match fetch(c, s, &mut wanted, next) {
         // Another connection may have read it, and the system may have read ahead.
-        Fetched::Nothing => {
-            if let Some(read) = wanted.bodies.get(next).and_then(|one| one.read.as_ref()) {
-                s.reads.count_turn(wanted.class, BodyRef::Read(read).full_len());
-            }
-            read_rest(c, s, wanted);
-        }
+        Fetched::Nothing => read_rest(c, s, wanted),
         Fetched::Memory => retry_later(c, s, wanted),
         Fetched::Read(read) => {
-            if !s.queue.is_begun(read.id) {
-                if !s.queue.may_begin_read(read.len) {
-                    s.reads.turns[wanted.class as usize].push_front(c.client.key);
-                    c.doing = Doing::Bodies(wanted);
-                    return false;
-                }
-                s.reads.count_turn(wanted.class, read.len);
-            }
             s.queue.begin_read(read);
             s.reads.reading.push_back(c.client.key);
             c.doing = Doing::Bodies(wanted);
         }
     }
-    true
 }
 
 /// Refuses a reply that has waited for too long, or whose client is gone.
@@ -511,7 +496,8 @@ fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
     }
     s.waiting_bytes -= wanted.own_bytes();
     let last = wanted.bodies.last().map(|one| one.job);
-    let answer = write(c, s, reply, wanted.bodies.into_iter());
+    let answer =
+        write(c, s, reply, wanted.bodies.into_iter().map(|one| (one.job, one.id, one.read)));
     c.answer_later(s, answer);
     if has_waited
         && reply.is_reserved()

@@ -20,7 +20,6 @@ use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::{JobKey, Owner, TubeKey};
-use crate::engine::limits::Limits;
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
 use std::io;
@@ -222,13 +221,11 @@ impl Queue {
         self.binlog.as_mut().expect("a cold body is in the binlog").read_now(read)
     }
 
-    /// Returns whether the disk may be asked for one more record, of so many bytes.
-    pub fn may_begin_read(&self, len: u32) -> bool {
+    /// Returns whether the disk may be asked for one more record.
+    pub fn may_begin_read(&self) -> bool {
         let begun = &self.body_cache.begun;
         let bytes: u32 = begun.iter().map(|read| read.len).sum();
-        let Limits { reads_with_disk, bytes_with_disk, .. } = self.limits;
-        let fits = (bytes as usize).saturating_add(len as usize) <= bytes_with_disk;
-        begun.is_empty() || (begun.len() < reads_with_disk && fits)
+        begun.len() < self.limits.reads_with_disk && (bytes as usize) < self.limits.bytes_with_disk
     }
 
     /// Returns whether the disk reads the record of the job `id`.

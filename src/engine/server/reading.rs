@@ -30,9 +30,7 @@ impl<S> Server<S> {
         }
         let can_go_on = |class| self.next_to_start(class).is_some() || self.needs_cache(class);
         let has_freed = queue.body_cache.read_bodies.has_freed();
-        let has_turns = reads.is_out_of_work
-            && queue.may_begin_read(0)
-            && reads.turns.iter().any(|turns| !turns.is_empty());
+        let has_turns = queue.may_begin_read() && reads.turns.iter().any(|turns| !turns.is_empty());
         if has_freed || has_turns || ReplyClass::ALL.into_iter().any(can_go_on) {
             return Nanos::ZERO;
         }
@@ -144,16 +142,13 @@ impl<S> Server<S> {
     /// Begins reads while the disk has few, at least one. A turn may also read a body from the page cache, so there is
     /// work for some of them.
     fn begin_reads(&mut self) {
-        self.store.reads.is_out_of_work = false;
-        while self.store.queue.may_begin_read(0)
-            && !self.store.reads.is_out_of_work
+        let mut has_work = true;
+        while has_work
+            && self.store.queue.may_begin_read()
             && let Some(key) = self.store.reads.take_turn()
         {
-            let has_begun = self.with(key, take_turn).expect("it is removed when it is closed");
-            if !has_begun {
-                return;
-            }
-            self.store.reads.is_out_of_work = !self.store.queue.work.is_left();
+            self.with(key, take_turn);
+            has_work = self.store.queue.work.is_left();
         }
     }
 
