@@ -24,7 +24,7 @@ use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::{Batch, ReplySize};
 use super::protocol::reply::{Answer, Reply, Word};
 use super::queue::body::LARGE;
-use super::queue::body_cache::is_passing;
+use super::queue::client::Client;
 use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
@@ -55,7 +55,7 @@ pub struct Reads {
 #[derive(Debug)]
 pub struct WantedBodies {
     reply: BodiesFor,
-    pub bodies: Vec<WantedBody>,
+    bodies: Vec<WantedBody>,
     /// The index of the body that is read in the next turn. If the disk reads for the reply, it is this one.
     pub next: usize,
     class: ReplyClass,
@@ -64,7 +64,7 @@ pub struct WantedBodies {
     /// The room that the reply needs in an output.
     size: ReplySize,
     /// The memory for the bodies that are not read yet, once there was enough for all.
-    pub grant: Option<Grant>,
+    grant: Option<Grant>,
     /// When the client has asked for them.
     pub asked_at: Nanos,
 }
@@ -271,6 +271,11 @@ impl WantedBodies {
         Some(index + self.bodies[index..].iter().position(is_cold)?)
     }
 
+    /// Returns the memory that it was granted.
+    pub fn grant(&mut self) -> &mut Grant {
+        self.grant.as_mut().expect("it was granted before")
+    }
+
     /// Returns the id of the job whose body is read next, or by the disk.
     pub fn next_id(&self) -> u64 {
         self.bodies[self.next].id
@@ -339,137 +344,123 @@ impl WantedBodies {
 
 // ---- Continuing ----
 
-/// What a reply needs for its next body.
-enum Fetched {
-    /// Nothing: it has the body, or goes without it.
-    Nothing,
-    Read(RecordRead),
-    /// More memory.
-    Memory,
+/// Returns the client of a connection, and what that waits for, which must be bodies.
+pub fn wanted_of(c: &mut Conn) -> (&mut Client, &mut WantedBodies) {
+    let Conn { client, doing, .. } = c;
+    let Doing::Bodies(wanted) = doing else {
+        unreachable!("connection {} does not wait for bodies", client.key.id())
+    };
+    (client, wanted)
 }
 
-/// Removes and returns what a connection waits for, which must be bodies.
-pub fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
+/// Takes what needs no waiting for the disk, and replies if that is all.
+pub fn start_reply(c: &mut Conn, s: &mut Store) {
+    let (_, wanted) = wanted_of(c);
+    let WantedBodies { bytes, size, class, .. } = *wanted;
+    wanted.grant = Some(s.queue.body_cache.read_bodies.grant(bytes, size.text_len, class));
+    let rest = s.queue.work.give(s.queue.limits.cached_bodies_work);
+    let (mut index, mut fetched) = (0, Ok(None));
+    // Further bodies take turns with the replies of others.
+    while fetched.is_ok()
+        && s.queue.work.is_left()
+        && let Some(cold) = wanted_of(c).1.next_cold(s, index)
+    {
+        fetched = fetch(c, s, cold);
+        index = cold + usize::from(matches!(fetched, Ok(Some(_))));
+    }
+    s.queue.work.end(rest);
+    go_on(c, s, fetched.is_ok());
+}
+
+/// Begins the next read of the connection whose turn it is, or joins one that was begun.
+pub fn take_turn(c: &mut Conn, s: &mut Store) {
+    let (_, wanted) = wanted_of(c);
+    let next = wanted.next;
+    s.reads.count_turn(wanted.class, wanted.bodies[next].full_len);
+    match fetch(c, s, next) {
+        Ok(Some(read)) => {
+            s.queue.begin_read(read);
+            s.reads.reading.push_back(c.client.key);
+        }
+        // Another connection may have read it, and the system may have read ahead.
+        fetched => go_on(c, s, fetched.is_ok()),
+    }
+}
+
+/// Gives a body to a reply, or returns the record if that needs waiting for the disk. After an error it can be read
+/// later.
+fn fetch(c: &mut Conn, s: &mut Store, index: usize) -> io::Result<Option<RecordRead>> {
+    s.queue.work.spend(WORK_PER_BODY);
+    let (_, wanted) = wanted_of(c);
+    let one = &mut wanted.bodies[index];
+    if !s.queue.is_cold(one.job, one.id) {
+        return Ok(None);
+    }
+    one.read = s.queue.body_cache.read_bodies.find(one.id);
+    if one.read.is_some() {
+        return Ok(None);
+    }
+    let read = s.queue.record_of(one.job);
+    let Some(record) = s.queue.read_now(read).transpose() else { return Ok(Some(read)) };
+    s.queue.work.spend(read.len as usize / READ_BYTES_PER_WORK);
+    let body = s.queue.read_body(read, record, wanted.grant())?;
+    take_body(c, s, index, body);
+    Ok(None)
+}
+
+/// Gives a reply the body that was read for it. Without one, it leaves out the job, which is buried.
+pub fn take_body(c: &mut Conn, s: &mut Store, index: usize, body: Option<Rc<ReadBody>>) {
+    let (client, wanted) = wanted_of(c);
+    if body.is_some() {
+        wanted.bodies[index].read = body;
+    } else {
+        let WantedBody { job, id, .. } = wanted.bodies.remove(index);
+        s.queue.bury_unreadable(client, job, id);
+    }
+}
+
+/// Lets a connection wait for its next turn, or replies. If it `has_memory` for no more, it is tried again later.
+pub fn go_on(c: &mut Conn, s: &mut Store, has_memory: bool) {
+    if !has_memory {
+        return retry_later(c, s);
+    }
+    let (client, wanted) = wanted_of(c);
+    // One before it may have become cold meanwhile.
+    match wanted.next_cold(s, wanted.next).or_else(|| wanted.next_cold(s, 0)) {
+        Some(next) => {
+            wanted.next = next;
+            s.reads.turns[wanted.class as usize].push_back(client.key);
+        }
+        None => finish_reply(c, s),
+    }
+}
+
+/// Lets a reply wait behind all others of its class, because there was no memory for a read. The next one is tried in
+/// 0.1 s.
+fn retry_later(c: &mut Conn, s: &mut Store) {
+    let (client, wanted) = wanted_of(c);
+    s.reads.retry_at[wanted.class as usize] = s.queue.now + RETRY_PAUSE;
+    if wanted.is_impatient(s) {
+        return give_up(c, s);
+    }
+    // The others need its memory.
+    wanted.grant = None;
+    wanted.bodies.iter_mut().for_each(|one| one.read = None);
+    wanted.next = 0;
+    s.reads.waiting[wanted.class as usize].push_back(client.key);
+}
+
+fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
     let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
         unreachable!("connection {} does not wait for bodies", c.id())
     };
     wanted
 }
 
-/// Takes what needs no waiting for the disk, and replies if that is all.
-pub fn start_reply(c: &mut Conn, s: &mut Store) {
-    let mut wanted = take_wanted(c);
-    let WantedBodies { bytes, size, class, .. } = *wanted;
-    wanted.grant = Some(s.queue.body_cache.read_bodies.grant(bytes, size.text_len, class));
-    let rest = s.queue.work.give(s.queue.limits.cached_bodies_work);
-    let (mut index, mut has_memory) = (0, true);
-    // Further bodies take turns with the replies of others.
-    while has_memory
-        && s.queue.work.is_left()
-        && let Some(cold) = wanted.next_cold(s, index)
-    {
-        let fetched = fetch(c, s, &mut wanted, cold);
-        has_memory = !matches!(fetched, Fetched::Memory);
-        index = if let Fetched::Read(_) = fetched { cold + 1 } else { cold };
-    }
-    s.queue.work.end(rest);
-    if !has_memory {
-        return retry_later(c, s, wanted);
-    }
-    read_rest(c, s, wanted);
-}
-
-/// Gets a body for a reply, if that needs no waiting for the disk.
-fn fetch(c: &mut Conn, s: &mut Store, wanted: &mut WantedBodies, index: usize) -> Fetched {
-    s.queue.work.spend(WORK_PER_BODY);
-    let one = &mut wanted.bodies[index];
-    if !s.queue.is_cold(one.job, one.id) {
-        return Fetched::Nothing;
-    }
-    one.read = s.queue.body_cache.read_bodies.find(one.id);
-    if one.read.is_some() {
-        return Fetched::Nothing;
-    }
-    let read = s.queue.record_of(one.job);
-    let Some(record) = s.queue.read_now(read).transpose() else { return Fetched::Read(read) };
-    s.queue.work.spend(read.len as usize / READ_BYTES_PER_WORK);
-    let grant = wanted.grant.as_mut().expect("it was granted before");
-    let body = s.queue.read_body(read, record, grant);
-    if take_body(c, s, wanted, index, &body) { Fetched::Nothing } else { Fetched::Memory }
-}
-
-/// Gives a reply the body that was read for it. A job whose body cannot be read is buried, and left out. Returns
-/// `false` if it can be read later.
-pub fn take_body(
-    c: &mut Conn,
-    s: &mut Store,
-    wanted: &mut WantedBodies,
-    index: usize,
-    body: &io::Result<Rc<ReadBody>>,
-) -> bool {
-    match body {
-        Ok(body) => wanted.bodies[index].read = Some(Rc::clone(body)),
-        Err(error) if is_passing(error) => return false,
-        Err(_) => {
-            let WantedBody { job, id, .. } = wanted.bodies.remove(index);
-            s.queue.bury_unreadable(&mut c.client, job, id);
-        }
-    }
-    true
-}
-
-/// Lets a reply wait behind all others of its class, because there was no memory for a read. The next one is tried in
-/// 0.1 s.
-pub fn retry_later(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    s.reads.retry_at[wanted.class as usize] = s.queue.now + RETRY_PAUSE;
-    if wanted.is_impatient(s) {
-        return give_up(c, s, &wanted);
-    }
-    // The others need its memory.
-    wanted.grant = None;
-    wanted.bodies.iter_mut().for_each(|one| one.read = None);
-    wanted.next = 0;
-    s.reads.waiting[wanted.class as usize].push_back(c.client.key);
-    c.doing = Doing::Bodies(wanted);
-}
-
-/// Lets a connection wait for its next turn, or replies.
-pub fn read_rest(c: &mut Conn, s: &mut Store, mut wanted: Box<WantedBodies>) {
-    // One before it may have become cold meanwhile.
-    let Some(next) = wanted.next_cold(s, wanted.next).or_else(|| wanted.next_cold(s, 0)) else {
-        return finish_reply(c, s, *wanted);
-    };
-    wanted.next = next;
-    s.reads.turns[wanted.class as usize].push_back(c.client.key);
-    c.doing = Doing::Bodies(wanted);
-}
-
-/// Begins the next read of the connection whose turn it is, or joins one that was begun.
-pub fn take_turn(c: &mut Conn, s: &mut Store) {
-    let mut wanted = take_wanted(c);
-    let next = wanted.next;
-    s.reads.count_turn(wanted.class, wanted.bodies[next].full_len);
-    match fetch(c, s, &mut wanted, next) {
-        // Another connection may have read it, and the system may have read ahead.
-        Fetched::Nothing => read_rest(c, s, wanted),
-        Fetched::Memory => retry_later(c, s, wanted),
-        Fetched::Read(read) => {
-            s.queue.begin_read(read);
-            s.reads.reading.push_back(c.client.key);
-            c.doing = Doing::Bodies(wanted);
-        }
-    }
-}
-
 /// Refuses a reply that has waited for too long, or whose client is gone.
-pub fn give_up_waiting(c: &mut Conn, s: &mut Store) {
+pub fn give_up(c: &mut Conn, s: &mut Store) {
     let wanted = take_wanted(c);
-    give_up(c, s, &wanted);
-}
-
-/// Refuses a reply.
-fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
-    forget(s, c.client.key, wanted);
+    forget(s, c.client.key, &wanted);
     let jobs = wanted.bodies.iter().map(|one| (one.job, one.id));
     let answer = refuse(c, s, wanted.reply, jobs);
     c.answer_later(s, answer);
@@ -477,23 +468,24 @@ fn give_up(c: &mut Conn, s: &mut Store, wanted: &WantedBodies) {
 
 /// Replies with the bodies that could be read. A job that the client has reserved may have come back
 /// meanwhile, or was deleted.
-fn finish_reply(c: &mut Conn, s: &mut Store, mut wanted: WantedBodies) {
-    let now = s.queue.now;
-    let reply = wanted.reply;
-    let has_waited = wanted.asked_at < now;
+fn finish_reply(c: &mut Conn, s: &mut Store) {
+    let (client, wanted) = wanted_of(c);
+    let (reply, size, asked_at) = (wanted.reply, wanted.size, wanted.asked_at);
+    let has_waited = asked_at < s.queue.now;
     if has_waited {
-        s.queue.body_cache.stats.wait_times.count(now.since(wanted.asked_at));
+        s.queue.body_cache.stats.wait_times.count(s.queue.now.since(asked_at));
     }
     wanted.bodies.retain(|one| {
         if reply.is_reserved() {
-            s.queue.is_held(&c.client, one.job, one.id)
+            s.queue.is_held(client, one.job, one.id)
         } else {
             one.read.is_some() || s.queue.find(one.id) == Some(one.job)
         }
     });
-    if c.output.try_reserve(wanted.size, &mut s.pool).is_err() {
-        return give_up(c, s, &wanted);
+    if c.output.try_reserve(size, &mut s.pool).is_err() {
+        return give_up(c, s);
     }
+    let wanted = take_wanted(c);
     s.waiting_bytes -= wanted.own_bytes();
     let last = wanted.bodies.last().map(|one| one.job);
     let answer =

@@ -253,24 +253,24 @@ impl Queue {
         Some((read, record))
     }
 
-    /// Returns the body of a record that was read for a reply, which has memory for it.
+    /// Returns the body of a record that was read for a reply, which has memory for it; `None` if it cannot be read.
+    /// After an error it can be read later.
     pub fn read_body(
         &mut self,
         read: RecordRead,
         record: io::Result<Vec<u8>>,
         grant: &mut Grant,
-    ) -> io::Result<Rc<ReadBody>> {
+    ) -> io::Result<Option<Rc<ReadBody>>> {
         match record {
             Ok(record) => {
                 self.body_cache.stats.reads += 1;
                 self.body_cache.unreadable.remove(&read.id);
-                Ok(self.body_cache.read_bodies.add(read.id, record, read.body_len, grant))
+                Ok(Some(self.body_cache.read_bodies.add(read.id, record, read.body_len, grant)))
             }
+            Err(error) if is_passing(&error) => Err(error),
             Err(error) => {
-                if !is_passing(&error) {
-                    self.note_unreadable(read, &error);
-                }
-                Err(error)
+                self.note_unreadable(read, &error);
+                Ok(None)
             }
         }
     }
@@ -450,6 +450,6 @@ fn is_loss(error: &io::Error) -> bool {
 }
 
 /// Returns whether a read fails for a reason that passes: too many open files, or too little memory.
-pub fn is_passing(error: &io::Error) -> bool {
+fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
 }

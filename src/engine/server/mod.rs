@@ -47,7 +47,7 @@ use crate::engine::lists::list_step;
 use crate::engine::protocol::reply::Reply;
 use crate::engine::protocol::stats::{ProcessInfo, StatusLine};
 use crate::engine::queue::{Totals, WaitResult};
-use crate::engine::reads::give_up_waiting;
+use crate::engine::reads::give_up;
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use link::Link;
@@ -512,7 +512,7 @@ impl<S: Read + Write> Server<S> {
             let Server { links, store: s, .. } = self;
             let Some(Link { conn, seen, .. }) = link_of(links, key) else { return };
             if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
-                give_up_waiting(conn, s);
+                give_up(conn, s);
             } else if conn.has_backlog && s.queue.work.is_left() && conn.can_run(s) {
                 conn.resume(s);
             } else {

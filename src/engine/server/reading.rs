@@ -9,8 +9,7 @@ use crate::engine::conn::Doing;
 use crate::engine::keys::ConnKey;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
-    PATIENCE, WantedBodies, give_up_waiting, read_rest, retry_later, start_reply, take_body,
-    take_turn, take_wanted,
+    PATIENCE, WantedBodies, give_up, go_on, start_reply, take_body, take_turn, wanted_of,
 };
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
@@ -109,7 +108,7 @@ impl<S> Server<S> {
             && let Some(&key) = self.store.reads.waiting[class as usize].front()
             && self.wanted(key).is_impatient(&self.store)
         {
-            self.with(key, give_up_waiting);
+            self.with(key, give_up);
         }
     }
 
@@ -166,15 +165,15 @@ impl<S> Server<S> {
                     continue;
                 }
                 self.with(key, |c, s| {
-                    let mut wanted = take_wanted(c);
-                    if !is_gone && let Some(record) = record.take() {
-                        let grant = wanted.grant.as_mut().expect("it was granted before");
-                        body = Some(s.queue.read_body(read, record, grant));
-                    }
+                    let (_, wanted) = wanted_of(c);
                     let next = wanted.next;
-                    let can_go_on =
-                        body.as_ref().is_none_or(|body| take_body(c, s, &mut wanted, next, body));
-                    if can_go_on { read_rest(c, s, wanted) } else { retry_later(c, s, wanted) }
+                    if !is_gone && let Some(record) = record.take() {
+                        body = Some(s.queue.read_body(read, record, wanted.grant()));
+                    }
+                    if let Some(Ok(body)) = &body {
+                        take_body(c, s, next, body.clone());
+                    }
+                    go_on(c, s, !matches!(body, Some(Err(_))));
                 });
             }
             if let Some(Ok(record)) = record {
