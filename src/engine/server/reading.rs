@@ -27,10 +27,10 @@ impl<S> Server<S> {
         if queue.settings.body_cache_bytes.is_none() {
             return Nanos::NEVER;
         }
-        let can_go_on = |class| self.next_to_start(class).is_some() || self.needs_cache(class);
+        let can_go_on = |it: &WantedBodies| it.fits(&self.store) || it.needs_cache(&self.store);
         let has_freed = queue.body_cache.read_bodies.has_freed();
         let has_turns = queue.may_begin_read() && reads.turns.iter().any(|turns| !turns.is_empty());
-        if has_freed || has_turns || ReplyClass::ALL.into_iter().any(can_go_on) {
+        if has_freed || has_turns || self.fronts().any(can_go_on) {
             return Nanos::ZERO;
         }
         let retries = reads.retry_at.into_iter().filter(|&at| at > queue.now);
@@ -53,7 +53,14 @@ impl<S> Server<S> {
 
     /// Returns the replies that wait for memory first.
     fn fronts(&self) -> impl Iterator<Item = &WantedBodies> {
-        ReplyClass::ALL.into_iter().filter_map(|class| Some(self.wanted(self.front(class)?)))
+        ReplyClass::ALL.into_iter().filter_map(|class| self.front(class))
+    }
+
+    /// Returns the reply of this class that waits for memory first, unless all wait for the next try.
+    fn front(&self, class: ReplyClass) -> Option<&WantedBodies> {
+        let Store { reads, queue, .. } = &self.store;
+        let is_tried = reads.retry_at[class as usize] <= queue.now;
+        reads.waiting[class as usize].front().filter(|_| is_tried).map(|&key| self.wanted(key))
     }
 
     /// Returns when to look for connections that take nothing; [`Nanos::NEVER`] while no reply waits for memory.
@@ -89,27 +96,25 @@ impl<S> Server<S> {
         for class in ReplyClass::ALL {
             // At least one, and no more than there is work for.
             let mut may_start = true;
-            while may_start && let Some(key) = self.next_to_start(class) {
-                self.store.reads.waiting[class as usize].pop_front();
+            while may_start
+                && self.front(class).is_some_and(|wanted| wanted.fits(&self.store))
+                && let Some(key) = self.store.reads.waiting[class as usize].pop_front()
+            {
                 self.with(key, start_reply);
                 may_start = self.store.queue.work.is_left();
             }
-            self.refuse_impatient(class);
-            if self.needs_cache(class) {
+            // While the system has no memory, those are refused that have waited for too long.
+            while self.store.reads.retry_at[class as usize] > self.store.queue.now
+                && let Some(&key) = self.store.reads.waiting[class as usize].front()
+                && self.wanted(key).is_impatient(&self.store)
+            {
+                self.with(key, give_up);
+            }
+            if self.front(class).is_some_and(|wanted| wanted.needs_cache(&self.store)) {
                 self.store.queue.evict_page();
             }
         }
         self.begin_reads();
-    }
-
-    /// Refuses those that have waited for too long while the system has no memory.
-    fn refuse_impatient(&mut self, class: ReplyClass) {
-        while self.store.reads.retry_at[class as usize] > self.store.queue.now
-            && let Some(&key) = self.store.reads.waiting[class as usize].front()
-            && self.wanted(key).is_impatient(&self.store)
-        {
-            self.with(key, give_up);
-        }
     }
 
     fn wanted(&self, key: ConnKey) -> &WantedBodies {
@@ -117,23 +122,6 @@ impl<S> Server<S> {
             Some(Doing::Bodies(wanted)) => wanted,
             _ => unreachable!("connection {} does not wait for bodies", key.id()),
         }
-    }
-
-    /// Returns the connection of this class that waits for memory first, unless all wait for the next try.
-    fn front(&self, class: ReplyClass) -> Option<ConnKey> {
-        let Store { reads, queue, .. } = &self.store;
-        let is_tried = reads.retry_at[class as usize] <= queue.now;
-        reads.waiting[class as usize].front().copied().filter(|_| is_tried)
-    }
-
-    /// Returns the next connection of this class if there is memory for its reply.
-    fn next_to_start(&self, class: ReplyClass) -> Option<ConnKey> {
-        self.front(class).filter(|&key| self.wanted(key).fits(&self.store))
-    }
-
-    /// Returns whether the next reply of this class waits for memory that the cache has.
-    fn needs_cache(&self, class: ReplyClass) -> bool {
-        self.front(class).is_some_and(|key| self.wanted(key).needs_cache(&self.store))
     }
 
     // ---- Reads ----
