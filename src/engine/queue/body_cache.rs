@@ -93,8 +93,7 @@ impl Queue {
     ) -> Result<Body, TryReserveError> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         if self.is_cache_exceeded(full_len) {
-            self.count_cold(tube, full_len);
-            return Ok(Body::cold(full_len));
+            return Ok(self.cold_body(tube, full_len));
         }
         let body = self.bodies.add(bytes)?;
         self.body_cache.warm_bytes += u64::from(full_len);
@@ -132,10 +131,11 @@ impl Queue {
         self.drop_body(body);
     }
 
-    fn count_cold(&mut self, tube: TubeKey, full_len: u32) {
+    fn cold_body(&mut self, tube: TubeKey, full_len: u32) -> Body {
         self.body_cache.cold.jobs += 1;
         self.body_cache.cold.bytes += u64::from(full_len);
         self.tubes[tube].cold += 1;
+        Body::cold(full_len)
     }
 
     // ---- Eviction ----
@@ -176,15 +176,13 @@ impl Queue {
 
     /// Drops the bytes of a job's body from memory: its record has them.
     fn evict(&mut self, key: JobKey) {
-        let job = &mut self.jobs[key];
-        let full_len = job.body.full_len();
-        let tube = job.tube;
-        if job.body.is_cold() {
-            return;
+        let job = &self.jobs[key];
+        let (tube, full_len) = (job.tube, job.body.full_len());
+        if !job.body.is_cold() {
+            let cold = self.cold_body(tube, full_len);
+            let warm = std::mem::replace(&mut self.jobs[key].body, cold);
+            self.drop_counted(tube, warm);
         }
-        let body = std::mem::replace(&mut job.body, Body::cold(full_len));
-        self.drop_counted(tube, body);
-        self.count_cold(tube, full_len);
     }
 
     // ---- Reading ----
