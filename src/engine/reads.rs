@@ -301,8 +301,7 @@ impl WantedBodies {
     /// Returns whether the replies of other clients leave memory for this one.
     pub fn fits(&self, s: &Store) -> bool {
         let memory = &s.queue.body_cache.read_bodies;
-        let is_read = matches!(&self.bodies[..], [one] if memory.find(one.id).is_some());
-        if is_read {
+        if matches!(&self.bodies[..], [one] if memory.find(one.id).is_some()) {
             return true;
         }
         if self.is_crowded_out(s) || self.needs_cache(s) {
@@ -312,26 +311,17 @@ impl WantedBodies {
         let jobs = s.queue.job_bytes().saturating_sub(memory.all_granted());
         let left = s.queue.settings.max_memory_bytes.saturating_sub(jobs) / MEMORY_DIVISOR;
         let most = left.min(MOST_MEMORY);
-        let fits = match self.class {
-            ReplyClass::Small => granted + self.bytes <= most / 4,
-            // One that is too large for it waits until half of it is free.
-            ReplyClass::Large => {
-                let most = most / 4 * 3;
-                granted + self.bytes.min(most / 2) <= most
-            }
-        };
-        fits || granted == 0
+        let share = most / 4 * if self.class == ReplyClass::Small { 1 } else { 3 };
+        // One that is too large for it waits until two thirds of it are free.
+        granted == 0 || granted + self.bytes.min(share / 3 * 2) <= share
     }
 
     /// Returns whether the bodies would exceed what `--max-memory` allows with those of jobs that are in memory. These
     /// can be read back, so they make room.
     pub fn needs_cache(&self, s: &Store) -> bool {
-        if s.queue.body_cache.warm_bytes == 0 {
-            return false;
-        }
         let limit = s.queue.settings.max_memory_bytes;
-        let taken = s.queue.job_bytes().saturating_add(self.bytes);
-        taken > limit.saturating_add(limit / MEMORY_DIVISOR)
+        let most = limit.saturating_add(limit / MEMORY_DIVISOR);
+        s.queue.body_cache.warm_bytes > 0 && s.queue.job_bytes().saturating_add(self.bytes) > most
     }
 
     /// Returns whether unread replies, and those whose bodies are being read, leave no memory for the text of this one.
