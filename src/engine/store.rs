@@ -143,7 +143,7 @@ impl Store {
     /// read, and whatever the input takes: replies that wait for the text of others to be sent would otherwise wait
     /// for their own input.
     pub fn is_text_crowded_by(&self, text_len: usize) -> bool {
-        let promised = self.queue.body_cache.read_bodies.text_len();
+        let promised = self.queue.body_cache.read_bodies.memory.text_len.get();
         self.is_exceeded(self.pool.text_len() + promised, text_len)
     }
 

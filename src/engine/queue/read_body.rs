@@ -49,16 +49,17 @@ pub struct Grant {
 
 /// The bytes of all grants by class, and freed memory that is given back to the system in steps.
 #[derive(Debug, Default)]
-struct Memory {
+pub struct Memory {
     granted: [Cell<u64>; 2],
-    text_len: Cell<usize>,
-    freed: RefCell<Vec<Vec<u8>>>,
+    /// The bytes of text that replies will have whose bodies are being read.
+    pub text_len: Cell<usize>,
+    pub freed: RefCell<Vec<Vec<u8>>>,
 }
 
 /// The bodies that were read back and are in memory.
 #[derive(Debug, Default)]
 pub struct ReadBodies {
-    memory: Rc<Memory>,
+    pub memory: Rc<Memory>,
     /// The large ones by the ids of their jobs. Some may be gone.
     shared: HashMap<u64, Weak<ReadBody>>,
 }
@@ -127,11 +128,6 @@ impl ReadBodies {
         Grant { bytes, text_len, class, memory: Rc::clone(&self.memory) }
     }
 
-    /// Returns the bytes of text that replies will have whose bodies are being read.
-    pub fn text_len(&self) -> usize {
-        self.memory.text_len.get()
-    }
-
     /// Returns the bytes that replies of this class may take, or take.
     pub fn granted(&self, class: ReplyClass) -> u64 {
         self.memory.granted[class as usize].get()
@@ -140,16 +136,6 @@ impl ReadBodies {
     /// Returns the bytes that all replies may take, or take.
     pub fn all_granted(&self) -> u64 {
         ReplyClass::ALL.into_iter().map(|class| self.granted(class)).sum()
-    }
-
-    /// Returns whether [`ReadBodies::take_freed`] returns something.
-    pub fn has_freed(&self) -> bool {
-        !self.memory.freed.borrow().is_empty()
-    }
-
-    /// Returns memory that is to be freed in steps.
-    pub fn take_freed(&self) -> Option<Vec<u8>> {
-        self.memory.freed.borrow_mut().pop()
     }
 
     /// Returns the body of the job `id` if it is in memory.

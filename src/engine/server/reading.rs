@@ -28,7 +28,7 @@ impl<S> Server<S> {
             return Nanos::NEVER;
         }
         let can_go_on = |it: &WantedBodies| it.fits(&self.store) || it.needs_cache(&self.store);
-        let has_freed = queue.body_cache.read_bodies.has_freed();
+        let has_freed = !queue.body_cache.read_bodies.memory.freed.borrow().is_empty();
         let has_turns = queue.may_begin_read() && reads.turns.iter().any(|turns| !turns.is_empty());
         if has_freed || has_turns || self.fronts().any(can_go_on) {
             return Nanos::ZERO;
@@ -40,9 +40,8 @@ impl<S> Server<S> {
     /// Begins further reads, if the time has come, and frees what was sent.
     pub(super) fn tick_reads(&mut self) {
         let s = &mut self.store;
-        while let Some(record) = s.queue.body_cache.read_bodies.take_freed() {
-            s.queue.bodies.free_in_steps(record);
-        }
+        let freed = s.queue.body_cache.read_bodies.memory.freed.take();
+        freed.into_iter().for_each(|record| s.queue.bodies.free_in_steps(record));
         s.queue.work.begin_due();
         self.finish_reads();
         self.start_replies();
