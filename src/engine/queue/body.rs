@@ -38,10 +38,8 @@ pub struct Bodies {
     classes: Vec<SizeClass>,
     /// The bytes of all pages that bodies have ever filled.
     taken_bytes: u64,
-    /// A page of large bodies became empty since the last check for surplus pages, or was empty then.
-    has_empty: bool,
-    /// The time of the next check; `None` while no page is empty.
-    reap_at: Option<Nanos>,
+    /// The time of the next check for surplus pages; [`Nanos::NEVER`] while no page of large bodies is empty.
+    reap_at: Nanos,
     /// Pages that are freed in parts; no other count includes them.
     pages_to_free: Vec<Vec<u8>>,
 }
@@ -125,13 +123,7 @@ impl Default for Bodies {
             len += class_step(len);
             classes.push(SizeClass::new(len + CR_LF.len()));
         }
-        Bodies {
-            classes,
-            taken_bytes: 0,
-            has_empty: false,
-            reap_at: None,
-            pages_to_free: Vec::new(),
-        }
+        Bodies { classes, taken_bytes: 0, reap_at: Nanos::NEVER, pages_to_free: Vec::new() }
     }
 }
 
@@ -197,7 +189,9 @@ impl Bodies {
             *ref_count -= 1;
             if *ref_count == 0 {
                 class.slots.free(number);
-                self.has_empty |= class.slots.set_aside(page);
+                if class.slots.set_aside(page) && self.reap_at == Nanos::NEVER {
+                    self.reap_at = Nanos::ZERO;
+                }
             }
             return false;
         }
@@ -245,17 +239,13 @@ impl Bodies {
 
     /// Returns the time when [`Bodies::reap`] has something to do.
     pub fn next_due(&self) -> Nanos {
-        let is_unscheduled = self.reap_at.is_none() && self.has_empty;
-        let is_due = is_unscheduled || !self.pages_to_free.is_empty();
-        if is_due { Nanos::ZERO } else { self.reap_at.unwrap_or(Nanos::NEVER) }
+        if self.pages_to_free.is_empty() { self.reap_at } else { Nanos::ZERO }
     }
 
     /// Frees at most `most_bytes` of unmapped pages, or looks for surplus pages if that is due.
     pub fn reap(&mut self, most_bytes: usize, now: Nanos) {
-        if self.reap_at.is_some_and(|at| at <= now) && self.pages_to_free.is_empty() {
+        if self.reap_at <= now && self.pages_to_free.is_empty() {
             self.unmap_surplus(now);
-        } else if self.reap_at.is_none() && self.has_empty {
-            self.reap_at = Some(now + REAP_INTERVAL);
         }
         self.free_step(most_bytes);
     }
@@ -279,7 +269,7 @@ impl Bodies {
     /// Unmaps the pages that stayed empty since the last check.
     fn unmap_surplus(&mut self, now: Nanos) {
         let mut left = MOST_UNMAPPED;
-        self.has_empty = false;
+        let mut has_empty = false;
         for number in class_of(LARGE)..self.classes.len() {
             let stayed = self.classes[number].min_empty;
             let surplus = stayed.min(left);
@@ -288,10 +278,10 @@ impl Bodies {
             let class = &mut self.classes[number];
             let empty = class.slots.empty_count();
             class.min_empty = if left > 0 { empty } else { stayed - surplus };
-            self.has_empty |= empty > 0;
+            has_empty |= empty > 0;
         }
         let next = if left > 0 { now + REAP_INTERVAL } else { now };
-        self.reap_at = self.has_empty.then_some(next);
+        self.reap_at = if has_empty { next } else { Nanos::NEVER };
     }
 
     /// Frees at most `left` bytes. A page is freed from its end, because freeing 1 GiB at once would
@@ -341,7 +331,8 @@ impl Bodies {
         assert_eq!(used, counted.len(), "used slots, and those with references");
         assert_eq!(self.taken_bytes, taken_bytes, "stored and actual bytes of bodies");
         let is_empty = |class: &SizeClass| class.slots.empty_count() > 0;
-        assert!(self.has_empty || !self.classes.iter().any(is_empty), "empty pages are not noted");
+        let is_noted = self.reap_at < Nanos::NEVER || !self.classes.iter().any(is_empty);
+        assert!(is_noted, "empty pages are not noted");
     }
 
     /// Returns the number of the size class.
