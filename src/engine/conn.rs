@@ -27,7 +27,7 @@ use super::queue::body::LARGE;
 use super::queue::browse::SelectionScan;
 use super::queue::client::Client;
 use super::queue::listing::ListText;
-use super::queue::read_body::{BodyRef, ReadBody};
+use super::queue::read_body::ReadBody;
 use super::queue::touch::TouchAll;
 use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
@@ -550,9 +550,10 @@ impl Conn {
         read: Option<&Rc<ReadBody>>,
     ) {
         let Queue { jobs, bodies, .. } = &mut s.queue;
-        let body = read.map_or_else(|| BodyRef::Stored(&jobs[job].body), BodyRef::Read);
+        let body = read.map_or_else(|| &jobs[job].body, |read| &read.body);
         let before = s.pool.text_len();
-        let written = write_job(has_reserved, id, body, &mut self.output, &mut s.pool, bodies);
+        let written =
+            write_job(has_reserved, id, body, read, &mut self.output, &mut s.pool, bodies);
         self.replied(s, before, written);
         if has_reserved {
             s.queue.after_reserve(job);

@@ -24,7 +24,7 @@ use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
-use crate::engine::queue::read_body::{BodyRef, ReadBody};
+use crate::engine::queue::read_body::ReadBody;
 use crate::engine::time::Nanos;
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
@@ -203,23 +203,21 @@ impl Output {
         Ok(())
     }
 
-    /// Appends a body with its CR LF. A large body is shared.
+    /// Appends a body with its CR LF, which may have been `read` back. A large body is shared.
     #[inline(always)]
     pub fn push_body(
         &mut self,
-        body: BodyRef<'_>,
+        body: &Body,
+        read: Option<&Rc<ReadBody>>,
         pool: &mut Pool,
         bodies: &mut Bodies,
     ) -> Result<(), TryReserveError> {
         if !body.is_large() {
-            return match body {
-                BodyRef::Stored(body) => self.push(bodies.bytes(body), pool),
-                BodyRef::Read(body) => self.push(body.bytes(), pool),
-            };
+            return self.push(read.map_or_else(|| bodies.bytes(body), |read| read.bytes()), pool);
         }
-        self.push_part(pool, || match body {
-            BodyRef::Stored(body) => Part::Body(bodies.share(body)),
-            BodyRef::Read(body) => Part::ReadBody(Rc::clone(body)),
+        self.push_part(pool, || match read {
+            None => Part::Body(bodies.share(body)),
+            Some(read) => Part::ReadBody(Rc::clone(read)),
         })
     }
 
@@ -552,7 +550,7 @@ mod tests {
             if random.bool() {
                 let bytes = vec![b'a' + random.u8(..26); random.usize(2..2 * LARGE)];
                 let body = bodies.add(&bytes).unwrap();
-                output.push_body(BodyRef::Stored(&body), &mut pool, &mut bodies).unwrap();
+                output.push_body(&body, None, &mut pool, &mut bodies).unwrap();
                 bodies.remove(body);
                 expected.extend_from_slice(&bytes);
             } else {
@@ -585,7 +583,7 @@ mod tests {
         for _ in 0..3 {
             output.push(b"FOUND 1 4094\r\n", &mut pool).unwrap();
             let body = bodies.add(&[b'x'; LARGE]).unwrap();
-            output.push_body(BodyRef::Stored(&body), &mut pool, &mut bodies).unwrap();
+            output.push_body(&body, None, &mut pool, &mut bodies).unwrap();
         }
         for (slices, filled) in [(2, 2), (3, 2), (4, 4), (5, 4), (6, 6), (7, 6)] {
             assert_eq!(output.next_slices(&mut vec![IoSlice::new(&[]); slices], &bodies), filled);

@@ -4,9 +4,9 @@ use super::output::{Output, Pool};
 use crate::engine::binlog::NoSpace;
 use crate::engine::binlog::record::JobState;
 use crate::engine::keys::TubeKey;
-use crate::engine::queue::body::Bodies;
+use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
-use crate::engine::queue::read_body::BodyRef;
+use crate::engine::queue::read_body::ReadBody;
 use crate::engine::queue::tube::Tubes;
 use crate::engine::queue::unique::Hit;
 use crate::engine::text::{self, CR_LF};
@@ -129,25 +129,26 @@ impl Reply {
     }
 }
 
-/// Appends a job with its body, which the client `has_reserved` or looks at.
+/// Appends a job with its body, which may have been `read` back and which the client `has_reserved` or looks at.
 #[inline(always)]
 pub fn write_job(
     has_reserved: bool,
     id: u64,
-    body: BodyRef<'_>,
+    body: &Body,
+    read: Option<&Rc<ReadBody>>,
     output: &mut Output,
     pool: &mut Pool,
     bodies: &mut Bodies,
 ) -> Result<(), TryReserveError> {
     let mut line = Line::new();
-    line.number(body.content_len() as u64).word(" ").number(id);
+    line.number(body.content_len().into()).word(" ").number(id);
     if has_reserved {
         line.word("RESERVED ")
     } else {
         line.word("FOUND ")
     };
     output.push(line.bytes(), pool)?;
-    output.push_body(body, pool, bodies)
+    output.push_body(body, read, pool, bodies)
 }
 
 fn state_of(hit: Hit) -> &'static str {

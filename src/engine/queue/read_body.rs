@@ -3,8 +3,7 @@
 //! A reply gets a [`Grant`] before its bodies are read. Each body takes its bytes out of the grant, and
 //! gives them back when it is dropped. It is shared: two replies with the same body have one copy.
 
-use super::body::{Body, LARGE};
-use crate::engine::text::CR_LF;
+use super::body::Body;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -13,16 +12,9 @@ use std::rc::{Rc, Weak};
 #[derive(Debug)]
 pub struct ReadBody {
     record: Vec<u8>,
-    /// The length of the body at the end of the record.
-    full_len: u32,
+    /// The cold body, with the length of the bytes at the end of the record.
+    pub body: Body,
     grant: Grant,
-}
-
-/// The bytes of a job, wherever they are.
-#[derive(Clone, Copy, Debug)]
-pub enum BodyRef<'a> {
-    Stored(&'a Body),
-    Read(&'a Rc<ReadBody>),
 }
 
 /// The size of a reply. Each has memory of its own, so that large replies that clients do not read keep no
@@ -72,7 +64,7 @@ const FEW: usize = 64;
 impl ReadBody {
     /// Returns the bytes, with CR LF.
     pub fn bytes(&self) -> &[u8] {
-        &self.record[self.record.len() - self.full_len as usize..]
+        &self.record[self.record.len() - self.body.full_len() as usize..]
     }
 }
 
@@ -81,26 +73,6 @@ impl Drop for ReadBody {
         if self.record.len() >= FREED_IN_STEPS {
             self.grant.memory.freed.borrow_mut().push(std::mem::take(&mut self.record));
         }
-    }
-}
-
-impl BodyRef<'_> {
-    /// Returns the length with CR LF, in bytes.
-    pub fn full_len(self) -> u32 {
-        match self {
-            BodyRef::Stored(body) => body.full_len(),
-            BodyRef::Read(body) => body.full_len,
-        }
-    }
-
-    /// Returns the length without CR LF, in bytes.
-    pub fn content_len(self) -> usize {
-        self.full_len() as usize - CR_LF.len()
-    }
-
-    /// Returns whether replies share the body instead of copying it.
-    pub fn is_large(self) -> bool {
-        self.full_len() as usize >= LARGE
     }
 }
 
@@ -152,8 +124,10 @@ impl ReadBodies {
         full_len: u32,
         grant: &mut Grant,
     ) -> Rc<ReadBody> {
-        let body = Rc::new(ReadBody { record, full_len, grant: grant.split(full_len) });
-        if BodyRef::Read(&body).is_large() {
+        let (body, grant) = (Body::cold(full_len), grant.split(full_len));
+        let is_large = body.is_large();
+        let body = Rc::new(ReadBody { record, body, grant });
+        if is_large {
             if self.shared.len() == self.shared.capacity().max(FEW) {
                 self.shared.retain(|_, body| body.strong_count() > 0);
             }
