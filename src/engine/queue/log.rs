@@ -146,11 +146,11 @@ impl Queue {
         self.work.end(rest);
     }
 
-    /// Writes the full record of a job again, if the job is there and there is space for it.
+    /// Writes the full record of a job again, if there is space for it.
     pub(super) fn rewrite(&mut self, key: JobKey) {
-        let binlog = self.binlog.as_mut().filter(|_| self.jobs.get(key).is_some());
-        if binlog.is_some_and(|binlog| binlog.reserve_move(Owner::Job(key))) {
-            self.move_in_binlog(Owner::Job(key), true);
+        let owner = Owner::Job(key);
+        if self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(owner)) {
+            self.move_in_binlog(owner, true);
         }
     }
 

@@ -65,14 +65,6 @@ struct ReplayState<'q> {
     /// The last record of each job.
     last_states: PagedSlab<JobKey, LastState>,
     flushes: Flushes<TubeKey>,
-    /// Jobs whose full record is written again at the end. For C beanstalkd they are deleted, because the
-    /// record of their flush is lost; or C beanstalkd has moved them to a newer file without the record of
-    /// their key.
-    to_rewrite: HashSet<JobKey>,
-    /// Flushed jobs whose deletes are not recorded, and their flushes.
-    flushed: Vec<(JobKey, Decision)>,
-    /// Buried jobs that workers had reserved.
-    held: Vec<JobKey>,
     /// The ids of jobs with a damaged full record and no intact one.
     lost: HashSet<u64>,
     /// The number of damaged places.
@@ -89,6 +81,9 @@ struct LastState {
     is_held: bool,
     /// The number of flushes before the record.
     since: u32,
+    /// The full record is written again at the end. For C beanstalkd the job is deleted, because the record of its
+    /// flush is lost; or C beanstalkd has moved the job to a newer file without the record of its key.
+    must_rewrite: bool,
 }
 
 /// At most this many damaged places are logged one by one. The rest is counted.
@@ -108,9 +103,6 @@ impl Queue {
             tube: TubeKey::DEFAULT,
             last_states: PagedSlab::default(),
             flushes: Flushes::default(),
-            to_rewrite: HashSet::new(),
-            flushed: Vec::new(),
-            held: Vec::new(),
             lost: HashSet::new(),
             damages: 0,
         };
@@ -121,27 +113,27 @@ impl Queue {
     /// Records what happened to jobs before the server ended.
     fn finish_jobs(
         &mut self,
-        flushed: Vec<(JobKey, Decision)>,
-        held: Vec<JobKey>,
-        to_rewrite: HashSet<JobKey>,
+        last_states: &PagedSlab<JobKey, LastState>,
+        flushes: &Flushes<TubeKey>,
     ) {
-        for &(key, flush) in &flushed {
-            let job = self.jobs.remove(key);
-            // The clock may have been set back since.
-            let flush = Decision { decided_at: flush.decided_at.min(self.now), ..flush };
-            self.record_delete(key, &job, Some(flush));
-            self.drop_job(job);
+        for (key, last) in last_states.iter() {
+            if let Some(flush) = last.flushed_by(flushes, self.jobs[key].tube) {
+                let job = self.jobs.remove(key);
+                // The clock may have been set back since.
+                let flush = Decision { decided_at: flush.decided_at.min(self.now), ..flush };
+                self.record_delete(key, &job, Some(flush));
+                self.drop_job(job);
+                continue;
+            }
+            if last.is_held {
+                // The job is not reserved any more: a flush of buried jobs deletes it. Without space for the
+                // record, the next start keeps it if a crash interrupts such a flush.
+                let _ = self.record_hold(key, false);
+            }
+            if last.must_rewrite {
+                self.rewrite(key);
+            }
         }
-        if !flushed.is_empty() {
-            info!("the server ended during a flush: deleted the {} jobs left", flushed.len());
-        }
-        for key in held {
-            // The job is not reserved any more: a flush of buried jobs deletes it. Without space for the
-            // record, the next start keeps it if a crash interrupts such a flush.
-            let _ = self.record_hold(key, false);
-        }
-        // A later flush may have deleted some of them.
-        to_rewrite.into_iter().for_each(|key| self.rewrite(key));
     }
 
     /// Moves jobs out of damaged files, as many as the start has time for, and renames those that are not needed.
@@ -199,14 +191,13 @@ impl Replay<'_> {
             );
         }
         state.queue.now = now;
-        state.place_jobs()?;
-        let ReplayState { queue, mut files, lost, damages, .. } = state;
-        let ReplayState { to_rewrite, flushed, held, .. } = state;
+        let flushed = state.place_jobs()?;
+        let ReplayState { queue, mut files, last_states, flushes, lost, damages, .. } = state;
         files.gaps = history.gaps;
         let jobs = files.job_count();
         assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
         let recovered = Recovered {
-            jobs: jobs - flushed.len() as u64,
+            jobs: jobs - flushed,
             files: files_read,
             used_bytes: files.list.iter().map(|file| file.used).sum(),
             last_id: history.last_id,
@@ -223,7 +214,11 @@ impl Replay<'_> {
         let (settings, limits, last_id) = (queue.settings, queue.limits, history.last_id);
         let binlog = Binlog::begin(disk, settings, syncing, limits, files, last_id, now);
         queue.binlog = Some(binlog?);
-        queue.finish_jobs(flushed, held, to_rewrite);
+        queue.finish_jobs(&last_states, &flushes);
+        if flushed > 0 {
+            info!("the server ended during a flush: deleted the {flushed} jobs left");
+        }
+        drop(last_states);
         queue.quarantine_damaged_files()?;
         Ok(recovered)
     }
@@ -330,9 +325,9 @@ impl ReplayState<'_> {
         let tube = self.queue.jobs[key].tube;
         if !self.flushes.allow(fields.mark, &tube, last.since, last.is_buried()) {
             // The record of the flush is lost, so the flush has not happened.
-            return self.rewrite_later(key);
+            self.last_states[key].must_rewrite = true;
+            return Ok(());
         }
-        self.to_rewrite.remove(&key);
         self.last_states.remove(key);
         let job = self.queue.jobs.remove(key);
         self.files.supersede(Owner::Job(key));
@@ -342,12 +337,6 @@ impl ReplayState<'_> {
         self.files.remove(Owner::Job(key));
         self.queue.drop_job(job);
         kept.map_or(Ok(()), |(number, kept)| self.keep_key(number, &kept))
-    }
-
-    fn rewrite_later(&mut self, key: JobKey) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || self.to_rewrite.try_reserve(1))?;
-        self.to_rewrite.insert(key);
-        Ok(())
     }
 
     /// Applies a full record. It adds a job, or replaces the tube and the body of a known one.
@@ -367,12 +356,10 @@ impl ReplayState<'_> {
         let tube = self.tube;
         if let Some(key) = known {
             self.queue.replace_body(key, tube, body)?;
-            self.to_rewrite.remove(&key);
-            if self.queue.jobs[key].unique().is_some() {
-                // A record of C beanstalkd, which has moved the job, has no key before it.
-                len += SHORT;
-                self.rewrite_later(key)?;
-            }
+            // A record of C beanstalkd, which has moved the job, has no key before it.
+            let has_key = self.queue.jobs[key].unique().is_some();
+            len += if has_key { SHORT } else { 0 };
+            self.last_states[key].must_rewrite = has_key;
             self.files.move_to(Owner::Job(key), (number, offset), len);
             return Ok(key);
         }
@@ -414,7 +401,8 @@ impl ReplayState<'_> {
             self.queue.last_buried_at = self.queue.last_buried_at.max(moment);
         }
         let is_held = fields.mark == Mark::Held;
-        let last = LastState { state, moment, is_held, since: self.flushes.count };
+        let must_rewrite = before.as_ref().is_some_and(|before| before.must_rewrite);
+        let last = LastState { state, moment, is_held, since: self.flushes.count, must_rewrite };
         match before {
             Some(before) => *before = last,
             None => self.last_states.try_insert(key, last)?,
@@ -424,26 +412,21 @@ impl ReplayState<'_> {
 
     // ---- All records ----
 
-    /// Moves each job to the state in its last record.
-    fn place_jobs(&mut self) -> Result<(), TryReserveError> {
-        let (now, mut buried) = (self.queue.now, Vec::new());
+    /// Moves each job to the state in its last record. Returns how many are left in no state, because a flush has
+    /// deleted them.
+    fn place_jobs(&mut self) -> Result<u64, TryReserveError> {
+        let (now, mut buried, mut flushed) = (self.queue.now, Vec::new(), 0);
         for key in self.files.jobs() {
             let last = self.last_states[key];
-            let LastState { state, moment, is_held, since } = last;
-            let tube = self.queue.jobs[key].tube;
-            if let Some(flush) = self.flushes.first_after(&tube, since, last.is_buried()) {
-                headroom::leave(Headroom::Quarter, || self.flushed.try_reserve(1))?;
-                self.flushed.push((key, flush));
+            if last.flushed_by(&self.flushes, self.queue.jobs[key].tube).is_some() {
+                flushed += 1;
                 continue;
             }
+            let LastState { state, moment, .. } = last;
             match state {
                 JobState::Buried => {
-                    headroom::leave(Headroom::Quarter, || {
-                        buried.try_reserve(1)?;
-                        self.held.try_reserve(1)
-                    })?;
+                    headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
                     buried.push((moment, key));
-                    self.held.extend(is_held.then_some(key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.
                 JobState::Delayed if moment > now && self.queue.jobs[key].delay_secs > 0 => {
@@ -466,13 +449,18 @@ impl ReplayState<'_> {
         for index in (0..self.queue.tubes.len()).rev() {
             self.queue.remove_tube_if_idle(self.queue.tubes.at(index));
         }
-        Ok(())
+        Ok(flushed)
     }
 }
 
 impl LastState {
+    /// Returns the first flush that has deleted the job after its last record.
+    fn flushed_by(&self, flushes: &Flushes<TubeKey>, tube: TubeKey) -> Option<Decision> {
+        flushes.first_after(&tube, self.since, self.is_buried())
+    }
+
     /// Returns whether the job is buried, and no worker had reserved it.
-    fn is_buried(self) -> bool {
+    fn is_buried(&self) -> bool {
         self.state == JobState::Buried && !self.is_held
     }
 }

@@ -34,7 +34,7 @@ impl ReplayState<'_> {
         record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
         let KeyRecord { digest, ttl_secs, con, .. } = *record;
-        self.to_rewrite.remove(&key);
+        self.last_states.get_mut(key).into_iter().for_each(|last| last.must_rewrite = false);
         let own = self.queue.jobs[key].unique().map(|_| Owner::Job(key));
         let owner = self.queue.find_owner(digest);
         if own.is_some() && (owner == own || digest.is_none()) {
