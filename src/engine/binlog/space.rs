@@ -88,7 +88,9 @@ impl Binlog {
         for index in 0..self.files.current {
             self.truncate(index);
             // The server that wrote it may have ended before its last sync.
-            self.sync_old(self.files.list[index].number);
+            self.close_after_sync(self.files.list[index].number);
+            self.sync.unsynced_since = Some(self.now);
+            self.sync();
         }
         self.files.recount();
         self.choose_file_size();

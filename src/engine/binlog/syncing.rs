@@ -278,26 +278,15 @@ impl Binlog {
         self.begin_sync(false);
     }
 
-    /// Syncs a file of an earlier start.
-    pub(super) fn sync_old(&mut self, number: FileNumber) {
-        if self.syncs_files() && !self.has_failed() {
-            self.disk.begin_sync(&[number], false, false);
-            self.sync.begun += 1;
-            self.end_sync(true);
-        }
-        self.disk.close(number);
-    }
-
-    /// Closes the current file, now or after the next sync, which is that of the next file with the end of this
-    /// one. It will not be written any more.
-    pub(super) fn close_current(&mut self) {
+    /// Closes a file, now or after the next sync, which is that of the next file with the end of this one. It will
+    /// not be written any more.
+    pub(super) fn close_after_sync(&mut self, number: FileNumber) {
         if self.sync.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
             self.begin_sync(true);
         }
         if self.sync.unsynced_closed.len() == MAX_UNSYNCED_CLOSED {
             self.sync();
         }
-        let number = self.files.current().number;
         if self.syncs_files() {
             self.sync.unsynced_closed.push(number);
         } else {

@@ -74,7 +74,7 @@ impl Binlog {
     pub(super) fn advance(&mut self) {
         self.write_batch();
         self.truncate(self.files.current);
-        self.close_current();
+        self.close_after_sync(self.files.current().number);
         self.files.advance();
         self.begin_file();
     }
