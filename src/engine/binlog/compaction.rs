@@ -21,8 +21,6 @@ pub struct Compaction {
     debt_bytes: u64,
     /// The moment of the next step that is made although no command makes garbage.
     idle_step_at: Nanos,
-    /// In the last step no job could be moved.
-    is_blocked: bool,
     /// The bytes that all files took when the last step found no space for the jobs of the file;
     /// otherwise `None`.
     blocked_disk_bytes: Option<u64>,
@@ -120,9 +118,7 @@ impl Binlog {
         self.now = now;
         self.compaction.is_freeing = self.must_free();
         if self.compaction.idle_step_at <= now && self.is_compaction_wanted() {
-            let is_blocked = self.compaction.is_blocked;
-            self.compaction.idle_step_at =
-                now + if is_blocked { BLOCKED_PAUSE } else { IDLE_PAUSE };
+            self.compaction.idle_step_at = now + IDLE_PAUSE;
             let idle_bytes = self.limits.idle_move_bytes as u64;
             let debt = idle_bytes.min(self.space.file_size);
             self.compaction.debt_bytes = self.compaction.debt_bytes.max(debt);
@@ -159,7 +155,9 @@ impl Binlog {
         self.compaction.emptied.take_if(|_| !has_space);
         let found = file.and_then(|(number, _)| self.files.by_number(number).first_owner());
         let found = found.filter(|&owner| self.reserve_move(owner));
-        self.set_blocked(found.is_none());
+        if found.is_none() {
+            self.end_step();
+        }
         found
     }
 
@@ -199,12 +197,10 @@ impl Binlog {
         before + RETRY_PAUSE < self.now
     }
 
-    /// Notes whether the next job cannot be moved now.
-    pub fn set_blocked(&mut self, is_blocked: bool) {
-        self.compaction.is_blocked = is_blocked;
-        if is_blocked {
-            self.compaction.debt_bytes = 0;
-        }
+    /// Ends a step, because the next job cannot be moved now.
+    pub fn end_step(&mut self) {
+        self.compaction.debt_bytes = 0;
+        self.compaction.idle_step_at = self.now + BLOCKED_PAUSE;
     }
 
     /// Stops compaction until the disk has read the record of this job.

@@ -16,6 +16,7 @@ use super::client::Client;
 use super::counts::CountedEvent;
 use super::job::{Job, State};
 use super::read_body::{Grant, ReadBodies, ReadBody};
+use crate::engine::binlog::Binlog;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
@@ -369,14 +370,14 @@ impl Queue {
             }
             // A worker that has its body may still delete it.
             Err(error) if is_loss(error) => {
-                self.binlog.iter_mut().for_each(|binlog| binlog.set_blocked(true));
+                self.binlog.iter_mut().for_each(Binlog::end_step);
             }
             Err(error) => {
                 let RecordRead { id, file, .. } = read;
                 let Some(binlog) = &mut self.binlog else { return false };
                 // Then other files cannot be read either.
                 if is_passing(error) {
-                    binlog.set_blocked(true);
+                    binlog.end_step();
                 }
                 if binlog.pass_over(file) {
                     warn!(
@@ -398,7 +399,7 @@ impl Queue {
         binlog.note_damage(key);
         // Without space for the record, the job is lost again at the next start.
         if binlog.reserve_delete(None).is_err() {
-            return binlog.set_blocked(true);
+            return binlog.end_step();
         }
         self.detach(key);
         let job = self.jobs.remove(key);
