@@ -18,9 +18,11 @@ impl Binlog {
         if self.batch.len() + len > self.limits.batch_bytes {
             self.write_batch();
         }
-        record::write(&mut self.batch, content, tube, (body, is_copied), self.nonce);
+        record::write_head(&mut self.batch, content, tube, body, self.nonce);
         self.use_bytes(len);
-        if !is_copied {
+        if is_copied {
+            self.batch.extend_from_slice(body);
+        } else {
             self.write_batch();
             self.use_bytes(body.len());
             self.write_end(body);
