@@ -13,7 +13,7 @@ use crate::engine::limits::Limits;
 impl Binlog {
     /// Appends a record, for which there is space in the current file.
     pub(super) fn append(&mut self, content: &Content, tube: &str, body: &[u8]) {
-        let is_copied = body.len() <= longest_copied(&self.limits);
+        let is_copied = body.len() <= self.limits.batch_bytes / 2;
         let len = Layout::V7_WITH_CRC.head_len(tube) + if is_copied { body.len() } else { 0 };
         if self.batch.len() + len > self.limits.batch_bytes {
             self.write_batch();
@@ -130,12 +130,7 @@ impl Binlog {
     }
 }
 
-/// Returns the length up to which a body is copied into the batch, in bytes.
-fn longest_copied(limits: &Limits) -> usize {
-    limits.batch_bytes / 2
-}
-
-/// Returns the most bytes of a batch. A record that is longer than a batch is one alone.
+/// Returns the most bytes of a batch. A head that is longer than a batch is one alone.
 pub fn longest_batch(limits: &Limits) -> usize {
-    limits.batch_bytes.max(Layout::LONGEST_HEAD + longest_copied(limits))
+    limits.batch_bytes + Layout::LONGEST_HEAD
 }
