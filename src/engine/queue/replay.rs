@@ -336,7 +336,7 @@ impl ReplayState<'_> {
         }
         self.files.remove(Owner::Job(key));
         self.queue.drop_job(job);
-        kept.map_or(Ok(()), |(number, kept)| self.keep_key(number, &kept))
+        kept.map_or(Ok(()), |(number, kept)| self.apply_key(number, &kept))
     }
 
     /// Applies a full record. It adds a job, or replaces the tube and the body of a known one.

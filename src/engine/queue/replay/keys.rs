@@ -12,20 +12,6 @@ use crate::engine::queue::unique::NewKey;
 use std::collections::TryReserveError;
 
 impl ReplayState<'_> {
-    /// Applies the record of a key: keeps the key if its job is gone.
-    pub(super) fn apply_key(
-        &mut self,
-        number: FileNumber,
-        record: &KeyRecord,
-    ) -> Result<(), TryReserveError> {
-        // The records of a binlog have one secret.
-        self.queue.unique.secret = record.secret;
-        if self.queue.jobs.find(record.id).is_none() {
-            return self.keep_key(number, record);
-        }
-        Ok(())
-    }
-
     /// Gives the key of `record` to the job of the full record after it, which was just applied. Takes the
     /// key from another owner, and another key from the job.
     pub(super) fn give_key(
@@ -50,14 +36,17 @@ impl ReplayState<'_> {
         Ok(())
     }
 
-    /// Keeps the key of a deleted job, if the record is that of a kept key, and no job has the key.
-    pub(super) fn keep_key(
+    /// Applies the record of a key: keeps the key if it is a kept one, its job is gone, and no job has the key.
+    pub(super) fn apply_key(
         &mut self,
         number: FileNumber,
         record: &KeyRecord,
     ) -> Result<(), TryReserveError> {
         let KeyRecord { id, digest, ttl_secs, kept_until, .. } = *record;
-        let Some(until) = kept_until else { return Ok(()) };
+        // The records of a binlog have one secret.
+        self.queue.unique.secret = record.secret;
+        let is_gone = self.queue.jobs.find(id).is_none();
+        let Some(until) = kept_until.filter(|_| is_gone) else { return Ok(()) };
         match self.queue.find_owner(digest) {
             Some(Owner::Job(_)) => return Ok(()),
             Some(kept) => self.forget_key(kept),
