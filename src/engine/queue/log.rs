@@ -146,18 +146,10 @@ impl Queue {
         self.work.end(rest);
     }
 
-    /// Writes the full record of a job again, if there is space for it.
-    pub(super) fn rewrite(&mut self, key: JobKey) {
-        let owner = Owner::Job(key);
-        if self.binlog.as_mut().is_some_and(|binlog| binlog.reserve_move(owner)) {
-            self.move_in_binlog(owner, true);
-        }
-    }
-
     /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
-    fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
+    pub(super) fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
         match owner {
             Owner::Job(key) if self.jobs[key].body.is_cold() => self.move_cold(key, may_wait),
             Owner::Job(key) => {
@@ -174,24 +166,18 @@ impl Queue {
         }
     }
 
-    /// Writes the record of a job again, with a body that was read back or that of the job.
+    /// Writes the record of a job again, in its present state, with a body that was read back or that of the job.
     pub(super) fn write_moved(&mut self, key: JobKey, body: Option<&[u8]>) {
-        let state = self.present_state(key);
-        let Some(binlog) = &mut self.binlog else { return };
         let job = &self.jobs[key];
+        let moment = if let State::Buried(_) = job.state { Some(job.due) } else { self.due(job) };
+        let state = (job.state.shown(), moment.unwrap_or(Nanos::ZERO));
+        let Some(binlog) = &mut self.binlog else { return };
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, &self.large_counts, state, self.clock_offset);
         let body = body.unwrap_or_else(|| self.bodies.bytes(&job.body));
         let unique = self.unique.record_of(job);
         let moved = binlog.move_to_current(key, &FullRecords { unique, fields, tube, body });
         self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
-    }
-
-    /// Returns the present state of a job for a record, and its moment.
-    fn present_state(&self, key: JobKey) -> (JobState, Nanos) {
-        let job = &self.jobs[key];
-        let moment = if let State::Buried(_) = job.state { Some(job.due) } else { self.due(job) };
-        (job.state.shown(), moment.unwrap_or(Nanos::ZERO))
     }
 }
 

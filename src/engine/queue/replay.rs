@@ -130,8 +130,10 @@ impl Queue {
                 // record, the next start keeps it if a crash interrupts such a flush.
                 let _ = self.record_hold(key, false);
             }
-            if last.must_rewrite {
-                self.rewrite(key);
+            // Without space for the record, the next start tries it again.
+            let binlog = self.binlog.as_mut().filter(|_| last.must_rewrite);
+            if binlog.is_some_and(|binlog| binlog.reserve_move(Owner::Job(key))) {
+                self.move_in_binlog(Owner::Job(key), true);
             }
         }
     }
