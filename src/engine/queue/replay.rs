@@ -51,7 +51,6 @@ pub struct Replay<'q> {
     /// Of the binlog which begins after it.
     syncing: Syncing,
     numbers: Vec<FileNumber>,
-    files_read: usize,
     history: History,
     state: ReplayState<'q>,
 }
@@ -107,7 +106,7 @@ impl Queue {
             damages: 0,
         };
         let history = History::default();
-        Ok(Replay { disk, syncing, numbers, files_read: 0, history, state })
+        Ok(Replay { disk, syncing, numbers, history, state })
     }
 
     /// Records what happened to jobs before the server ended.
@@ -156,7 +155,7 @@ impl Queue {
 impl Replay<'_> {
     /// Returns the file that is read next.
     pub fn next_file(&self) -> Option<FileNumber> {
-        self.numbers.get(self.files_read).copied()
+        self.numbers.get(self.state.files.list.len()).copied()
     }
 
     /// Reads the next file, if there is one. After an error the replay cannot continue.
@@ -165,8 +164,7 @@ impl Replay<'_> {
         let state = &mut self.state;
         self.history.read_file(&mut *self.disk, number, |event| state.visit(number, event))?;
         self.disk.close(number);
-        self.files_read += 1;
-        let (files_read, files) = (self.files_read, self.numbers.len());
+        let (files_read, files) = (self.state.files.list.len(), self.numbers.len());
         let jobs = self.state.files.job_count();
         info!("binlog.{number}: read, {files_read} of {files} files, {jobs} jobs");
         Ok(())
@@ -175,7 +173,7 @@ impl Replay<'_> {
     /// Moves all jobs to their states, after all files were read, and opens the binlog for new
     /// records. After an error no record is lost.
     pub fn finish(self, now: Nanos) -> Result<Recovered, BinlogError> {
-        let Replay { disk, syncing, numbers, files_read, mut history, mut state } = self;
+        let Replay { disk, syncing, numbers, mut history, mut state } = self;
         let lost: Vec<Gap> = history.gaps.lost(&numbers).collect();
         for (before, after) in lost {
             error!(
@@ -200,7 +198,7 @@ impl Replay<'_> {
         assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
         let recovered = Recovered {
             jobs: jobs - flushed,
-            files: files_read,
+            files: files.list.len(),
             used_bytes: files.list.iter().map(|file| file.used).sum(),
             last_id: history.last_id,
         };
