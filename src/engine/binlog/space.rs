@@ -110,13 +110,7 @@ impl Binlog {
         let records = self.files.delete_records();
         let mut may_reopen = true;
         while !self.files.has_current() || self.room() < records {
-            let is_first = !self.files.has_current();
-            let Err(error) = self.grow_at_start() else {
-                if is_first {
-                    self.begin_file();
-                }
-                continue;
-            };
+            let Err(error) = self.grow_at_start() else { continue };
             if !is_want_of_space(&error) {
                 return Err(error);
             }
@@ -522,7 +516,7 @@ impl Binlog {
         take(self, least.min(whole))
     }
 
-    /// Creates a prepared file, or the current one if there is none.
+    /// Creates a prepared file, or the current one if there is none, and begins that.
     pub(super) fn create(&mut self, size: u64) -> io::Result<()> {
         let number = self.files.last_number() + 1;
         if number > LAST_NUMBER {
@@ -540,6 +534,9 @@ impl Binlog {
         self.files.recount();
         debug!("binlog.{number}: created, {size} bytes");
         self.choose_file_size();
+        if self.files.prepared().len() == 0 {
+            self.begin_file();
+        }
         Ok(())
     }
 
