@@ -56,11 +56,8 @@ const HEADROOM_SHARE: u64 = 32;
 /// It is at least this many bytes, or all of the headroom if that is less.
 const SMALL_HEADROOM: u64 = 32 * 1024;
 
-/// If there is no space for a whole file, this share of one is taken at a time, and at
-/// least [`MIN_PIECE`] bytes or, if that is less, a quarter of a file, so that a full disk does not have
-/// many small files.
+/// If there is no space for a whole file, this share of one is taken at a time.
 const MIN_PIECE_SHARE: u64 = 32;
-const MIN_PIECE: u64 = 64 * 1024;
 
 /// The size of a file is halved until this many files fit in the space that the binlog can use.
 const MIN_FILES: u64 = 64;
@@ -486,9 +483,7 @@ impl Binlog {
         if self.space.began_short {
             return BLOCK;
         }
-        let whole = self.space.file_size;
-        let piece = (whole / MIN_PIECE_SHARE).max(MIN_PIECE.min(whole / 4));
-        piece.next_multiple_of(BLOCK).min(whole)
+        (self.space.file_size / MIN_PIECE_SHARE).next_multiple_of(BLOCK)
     }
 
     /// Lengthens the newest file if it is shorter than a whole one, or creates a file: by as much as a whole one,
