@@ -361,7 +361,7 @@ impl Files {
         self.most_gaps.saturating_sub(self.gaps.iter().len() + unrecorded)
     }
 
-    /// Returns the gaps that the next file begins with: all, unless the size of files is smaller than it was.
+    /// Returns the gaps that the next file begins with: all, unless many files were lost.
     pub fn carried_gaps(&self) -> impl ExactSizeIterator<Item = Gap> + '_ {
         self.gaps.iter().take(self.most_gaps)
     }

@@ -61,8 +61,8 @@ const MIN_PIECE_SHARE: u64 = 32;
 
 /// The size of a file is halved until this many files fit in the space that the binlog can use.
 const MIN_FILES: u64 = 64;
-/// At most this many gaps, so that their records are a small part of a file.
-const MOST_GAPS: u64 = 32;
+/// At most this many gaps, so that their records are a small part of a file, and fit in the smallest one, of a block.
+const MOST_GAPS: usize = 32;
 /// More than a full record has besides the body: fields, the name of the tube, and the record of its key.
 const MAX_RECORD_HEAD: u64 = BLOCK;
 
@@ -77,9 +77,7 @@ impl Binlog {
         self.sync.has_new_names = true;
         self.sync.is_truncating = true;
         // A remote disk takes a missing file for a lost one.
-        let share = if self.disk.is_remote() { 0 } else { self.settings.binlog_file_size / 2 };
-        let most = u64::from(share).saturating_sub(HEAD) / SHORT;
-        self.files.most_gaps = usize::try_from(most.min(MOST_GAPS)).unwrap_or_default();
+        self.files.most_gaps = if self.disk.is_remote() { 0 } else { MOST_GAPS };
         self.files.gaps.forget_before(self.files.oldest_number());
         self.files.current = self.files.list.len();
         for index in 0..self.files.current {
