@@ -271,7 +271,7 @@ impl Binlog {
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Nanos {
         let due = [self.compaction_due(), self.sync_due(), self.removal_due(), self.drained_due()];
-        due.map(|due| due.unwrap_or(Nanos::NEVER)).into_iter().fold(Nanos::NEVER, Nanos::min)
+        due.into_iter().flatten().min().unwrap_or(Nanos::NEVER)
     }
 
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies

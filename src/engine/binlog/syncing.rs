@@ -140,10 +140,7 @@ impl Binlog {
 
     /// Returns the first error of the disk, if there was one.
     pub(super) fn status(&self) -> Result<(), BinlogError> {
-        match &self.failure {
-            None => Ok(()),
-            Some(failure) => Err(failure.clone()),
-        }
+        self.failure.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn has_failed(&self) -> bool {
