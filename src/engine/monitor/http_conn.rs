@@ -58,8 +58,8 @@ enum Phase {
 /// A page that is made in slices, at most one in each iteration of the loop: its work and its length are
 /// not bounded.
 pub trait Page {
-    /// Does the work of the next slice, and appends its text, if any, to `text`. Returns whether the page
-    /// is complete. A slice allocates a few 100 KiB at most, which need not succeed in small steps: it is made
+    /// Does the work of the next slice, and writes its text, if any, to `text`, which is empty. Returns whether
+    /// the page is complete. A slice allocates a few 100 KiB at most, which need not succeed in small steps: it is made
     /// only while most of the headroom is left.
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool;
 }
@@ -113,9 +113,6 @@ const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const NOT_FOUND: &str = "404 Not Found";
 const UNKNOWN_PATH: Answer =
     (NOT_FOUND, "The paths are /, /tube/NAME, /metrics, /healthz and /readyz.\n");
-
-/// A placeholder for the length of a chunk, which is replaced when the length is known.
-const CHUNK_HEAD: &str = "00000000\r\n";
 
 impl<S: Stream> HttpConn<S> {
     /// Returns a connection that was accepted at `now`.
@@ -319,25 +316,16 @@ impl<S: Stream> HttpConn<S> {
         if !view.server.has_headroom(Headroom::ThreeQuarters) {
             return Err(ErrorKind::OutOfMemory.into());
         }
-        let text = &mut self.response;
-        if *in_chunks {
-            text.push_str(CHUNK_HEAD);
+        let mut text = String::new();
+        let is_done = page.write_slice(&view, &mut text);
+        // A chunk without bytes would be the last one.
+        if *in_chunks && !text.is_empty() {
+            text = format!("{:x}\r\n{text}\r\n", text.len());
         }
-        let start = text.len();
-        let is_done = page.write_slice(&view, text);
-        if *in_chunks {
-            match text.len() - start {
-                // A chunk without bytes would be the last one.
-                0 => text.clear(),
-                len => {
-                    text.replace_range(..start, &format!("{len:08x}\r\n"));
-                    text.push_str("\r\n");
-                }
-            }
-            if is_done {
-                text.push_str("0\r\n\r\n");
-            }
+        if *in_chunks && is_done {
+            text.push_str("0\r\n\r\n");
         }
+        self.response = text;
         if is_done {
             self.phase = Phase::Sending;
         }

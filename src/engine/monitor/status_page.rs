@@ -95,7 +95,6 @@ impl StatusPage {
 
 impl Page for StatusPage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
-        let start = text.len();
         let out = &mut Out { format: self.media_type, text };
         match &mut self.stage {
             Stage::Tubes(scan) => {
@@ -118,11 +117,11 @@ impl Page for StatusPage {
                 self.stage = Stage::Rows(0);
             }
             &mut Stage::Rows(next) => {
-                let Some(next) = self.write_rows(next, start, view, out) else { return true };
+                let Some(next) = self.write_rows(next, view, out) else { return true };
                 self.stage = Stage::Rows(next);
             }
         }
-        self.written += text.len() - start;
+        self.written += text.len();
         false
     }
 }
@@ -191,15 +190,9 @@ impl StatusPage {
         out.push(format_args!("\">{title}</a>"));
     }
 
-    /// Writes the next rows, which follow `start` bytes of text, and the end after the last row. Returns
-    /// the row after them, if the page is not complete.
-    fn write_rows(
-        &self,
-        next: usize,
-        start: usize,
-        view: &View<'_>,
-        out: &mut Out<'_>,
-    ) -> Option<usize> {
+    /// Writes the next rows, and the end after the last row. Returns the row after them, if the page is not
+    /// complete.
+    fn write_rows(&self, next: usize, view: &View<'_>, out: &mut Out<'_>) -> Option<usize> {
         let limits = &view.queue.limits;
         let columns = tube_scan::columns(view);
         let in_table = &columns[..tube_scan::IN_TABLE];
@@ -218,7 +211,7 @@ impl StatusPage {
         let mut shown = next;
         for row in self.ranking.rows.iter().skip(next) {
             let row_start = out.text.len();
-            let is_full = row_start - start >= limits.rows_per_page_slice_bytes
+            let is_full = row_start >= limits.rows_per_page_slice_bytes
                 || shown - next == limits.rows_per_page_slice;
             if is_full && shown > next {
                 return Some(shown);
@@ -238,7 +231,7 @@ impl StatusPage {
                     out.text.push('}');
                 }
             }
-            let total = self.written + out.text.len() - start + html::SCRIPT.len() + HTML_END_MAX;
+            let total = self.written + out.text.len() + html::SCRIPT.len() + HTML_END_MAX;
             if out.format == MediaType::Html && total > HTML_MAX {
                 out.text.truncate(row_start);
                 break;
