@@ -89,7 +89,7 @@ impl Page for MetricsPage {
                 }
             }
             Stage::Tubes(scan) => {
-                let is_done = scan.advance(view, |index, key, mut stats| {
+                let is_done = scan.advance(view, |index, mut stats| {
                     if index >= HISTOGRAM_TUBES {
                         self.rest.outcomes.take_times(&mut stats.outcomes);
                     }
@@ -101,8 +101,7 @@ impl Page for MetricsPage {
                         self.rest.add(&stats);
                         self.rest_count += 1;
                     } else {
-                        let name = tubes[key].name.to_string();
-                        self.tubes.push(TubeStats { name, ..stats });
+                        self.tubes.push(stats);
                     }
                 });
                 if is_done {

@@ -33,12 +33,12 @@ const HTML_LIST_MAX: usize = 8 * 1024;
 
 impl Problems {
     /// Adds the problems of a tube.
-    pub fn add_tube(&mut self, stats: &TubeStats, name: &str, view: &View<'_>) {
+    pub fn add_tube(&mut self, stats: &TubeStats, view: &View<'_>) {
         let server = view.server.process.tool_server.as_deref();
-        let problems = attention::of_tube(name, &stats.facts, server);
+        let problems = attention::of_tube(&stats.name, &stats.facts, server);
         self.tubes += 1;
         self.tubes_in_need += u64::from(problems.iter().any(|it| it.level > Level::Notice));
-        problems.into_iter().for_each(|problem| self.add(name, problem));
+        problems.into_iter().for_each(|problem| self.add(&stats.name, problem));
     }
 
     /// Adds the problems of the server.

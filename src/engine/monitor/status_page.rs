@@ -98,11 +98,10 @@ impl Page for StatusPage {
         let out = &mut Out { format: self.media_type, text };
         match &mut self.stage {
             Stage::Tubes(scan) => {
-                let is_done = scan.advance(view, |_, key, stats| {
-                    let name = &view.queue.tubes[key].name;
-                    self.problems.add_tube(&stats, name, view);
-                    if name.contains(&*self.ranking.filter) {
-                        self.ranking.add(TubeStats { name: name.to_string(), ..stats });
+                let is_done = scan.advance(view, |_, stats| {
+                    self.problems.add_tube(&stats, view);
+                    if stats.name.contains(&*self.ranking.filter) {
+                        self.ranking.add(stats);
                     }
                 });
                 if is_done {

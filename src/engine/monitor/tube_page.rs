@@ -22,8 +22,8 @@ use std::collections::BTreeSet;
 /// The page of a tube that is being made.
 pub struct TubePage {
     media_type: MediaType,
-    name: String,
     stage: Stage,
+    /// Only with a name, until all jobs were scanned.
     values: TubeStats,
     problems: Problems,
     /// The jobs to write, once they were found.
@@ -109,9 +109,8 @@ impl TubePage {
     pub fn new(media_type: MediaType, name: &str) -> TubePage {
         TubePage {
             media_type,
-            name: name.to_owned(),
             stage: Stage::Scan { next_page: 0, oldest: Oldest::NONE, reserved: BTreeSet::new() },
-            values: TubeStats::default(),
+            values: TubeStats { name: name.to_owned(), ..TubeStats::default() },
             problems: Problems::default(),
             ids: Vec::new(),
             has_jobs: false,
@@ -121,7 +120,7 @@ impl TubePage {
 
 impl Page for TubePage {
     fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
-        let tube = view.queue.tubes.find(&self.name);
+        let tube = view.queue.tubes.find(&self.values.name);
         match (&mut self.stage, tube) {
             (Stage::Scan { next_page, oldest, reserved }, Some(tube)) => {
                 let is_done = view.queue.scan_jobs(next_page, |job| {
@@ -132,7 +131,7 @@ impl Page for TubePage {
                 });
                 if is_done {
                     self.values = TubeStats::of(tube, *oldest, view);
-                    self.problems.add_tube(&self.values, &self.name, view);
+                    self.problems.add_tube(&self.values, view);
                     self.ids = first_jobs(self.values.oldest_ready, reserved, tube, view);
                     self.stage = Stage::Jobs(0);
                 }
@@ -204,7 +203,7 @@ impl TubePage {
     }
 
     fn write_head(&self, view: &View<'_>, out: &mut Out<'_>) {
-        let name = &*self.name;
+        let name = &*self.values.name;
         html::write_head(name, view, out);
         out.each(
             format_args!("<h1>{}</h1>\n<p><a href=\"../\">All tubes</a></p>\n", Escaped(name)),

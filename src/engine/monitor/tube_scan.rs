@@ -19,7 +19,6 @@ use crate::engine::time::Nanos;
 /// The values of a tube.
 #[derive(Debug, Default)]
 pub struct TubeStats {
-    /// Set by the page that keeps the values.
     pub name: String,
     pub facts: TubeFacts,
     pub delayed: u64,
@@ -122,13 +121,9 @@ impl Oldest {
 }
 
 impl TubeScan {
-    /// Scans jobs, or tubes until the budget of a slice is used up, and calls `found` with the index, the key and
-    /// the values of each tube. Returns whether all tubes were scanned.
-    pub fn advance(
-        &mut self,
-        view: &View<'_>,
-        mut found: impl FnMut(usize, TubeKey, TubeStats),
-    ) -> bool {
+    /// Scans jobs, or tubes until the budget of a slice is used up, and calls `found` with the index and the values of
+    /// each tube. Returns whether all tubes were scanned.
+    pub fn advance(&mut self, view: &View<'_>, mut found: impl FnMut(usize, TubeStats)) -> bool {
         let (tubes, TubeScan { next_page, oldest, left }) = (&view.queue.tubes, self);
         let Some(left) = left else {
             let is_done = view.queue.scan_jobs(next_page, |job| note_oldest(oldest, job));
@@ -141,7 +136,7 @@ impl TubeScan {
             *left = index;
             let key = tubes.at(index);
             let oldest = oldest.get(key).copied().unwrap_or(Oldest::NONE);
-            found(index, key, TubeStats::of(key, oldest, view));
+            found(index, TubeStats::of(key, oldest, view));
             budget = budget.saturating_sub(TUBE_COST + WAITER_COST * tubes[key].waiters.len());
         }
         false
@@ -166,6 +161,7 @@ impl TubeStats {
         let tube = &view.queue.tubes[key];
         let id_of = |job: JobKey| view.queue.jobs[job].id;
         let mut stats = TubeStats {
+            name: tube.name.to_string(),
             facts: TubeFacts {
                 ready: tube.jobs.ready_count() as u64,
                 held: tube.jobs.reserved.into(),
