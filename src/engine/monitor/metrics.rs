@@ -31,7 +31,7 @@ pub struct MetricsPage {
     connections: [u64; Activity::NAMES.len()],
     /// In the order of the scan, from the last one to the first: turning a long list would take milliseconds.
     tubes: Vec<TubeStats>,
-    /// The sum of all other tubes.
+    /// The sum of all other tubes, until it is the last one of the list.
     rest: TubeStats,
     rest_count: u64,
     /// The number of removed tubes when the scan of the tubes started.
@@ -93,8 +93,8 @@ impl Page for MetricsPage {
                     if index >= HISTOGRAM_TUBES {
                         self.rest.outcomes.take_times(&mut stats.outcomes);
                     }
-                    // Without memory for a larger list, tubes are summed too.
-                    let grow = || self.tubes.try_reserve(1);
+                    // Without memory for a larger list, tubes are summed too. The sum needs a place as well.
+                    let grow = || self.tubes.try_reserve(2);
                     if settings.metrics_tubes.is_none_or(|most| index >= most)
                         || headroom::leave(Headroom::ThreeQuarters, grow).is_err()
                     {
@@ -110,9 +110,11 @@ impl Page for MetricsPage {
                         tube_scan::dedup(&mut self.tubes);
                     }
                     self.write_totals(view, &mut Samples::of_server(text));
+                    if self.rest_count > 0 || self.rest.outcomes.has_times() {
+                        self.tubes.push(std::mem::take(&mut self.rest));
+                    }
                     // At least one, as there is the tube `default`.
-                    let tubes = self.tubes.len() + self.shown_rest().iter().len();
-                    self.stage = Stage::Samples { next: 0, tubes };
+                    self.stage = Stage::Samples { next: 0, tubes: self.tubes.len() };
                 }
             }
             &mut Stage::Samples { next, tubes } => {
@@ -124,12 +126,6 @@ impl Page for MetricsPage {
 }
 
 impl MetricsPage {
-    /// Returns the sums of the tubes that are not listed, if there are any.
-    fn shown_rest(&self) -> Option<&TubeStats> {
-        let is_shown = self.rest_count > 0 || self.rest.outcomes.has_times();
-        is_shown.then_some(&self.rest)
-    }
-
     /// Writes samples from the next one on, for this number of tubes. Returns whether the page is complete.
     fn write_samples(
         &mut self,
@@ -150,15 +146,11 @@ impl MetricsPage {
             if tube == 0 {
                 to.family(name);
             }
+            let stats = &self.tubes[tubes - 1 - tube];
+            to.tube = Some(&stats.name);
+            write(stats, &mut to);
             // After its last sample a tube is freed: to free all at once would take milliseconds.
-            let is_last = next + tubes >= end;
-            let freed = if is_last { tube } else { 0 };
-            let mut listed = self.tubes.iter().rev().chain(self.shown_rest());
-            if let Some(stats) = listed.nth(tube - freed) {
-                to.tube = Some(&stats.name);
-                write(stats, &mut to);
-            }
-            if is_last {
+            if next + tubes >= end {
                 self.tubes.pop();
             }
             next += 1;
