@@ -32,7 +32,9 @@ pub fn retry(ctl: &mut Ctl, args: &Flags) -> Result {
         }
         _ => return Err(needs("one tube, and --all or --limit N")),
     }
-    task.run(ctl, &|ctl, jobs| request(ctl, "kick-job", jobs, "KICKED"))
+    task.run(ctl, &|ctl, jobs| {
+        ctl.request(jobs, |job| format!("kick-job {}", job.text("id")), "KICKED")
+    })
 }
 
 /// `delete`
@@ -41,14 +43,8 @@ pub fn delete(ctl: &mut Ctl, args: &Flags) -> Result {
     Task { asks: ids.len() > 1, ids, states, ..Task::default() }.run(ctl, &delete_each)
 }
 
-fn delete_each(ctl: &mut Ctl, jobs: &[Fields]) -> Result<Vec<u64>> {
-    request(ctl, "delete", jobs, "DELETED")
-}
-
-/// Sends a command about each of these jobs. Returns the ids of those that it did not find.
-fn request(ctl: &mut Ctl, command: &str, jobs: &[Fields], done: &str) -> Result<Vec<u64>> {
-    let missed = ctl.request(jobs, |job| format!("{command} {}", job.text("id")), done)?;
-    Ok(missed.iter().map(|job| job.number("id")).collect())
+fn delete_each<'j>(ctl: &mut Ctl, jobs: &'j [Fields]) -> Result<Vec<&'j Fields>> {
+    ctl.request(jobs, |job| format!("delete {}", job.text("id")), "DELETED")
 }
 
 /// `flush`

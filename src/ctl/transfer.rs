@@ -121,14 +121,14 @@ pub fn export(ctl: &mut Ctl, args: &Flags) -> Result {
 
 /// Takes jobs out of their tube, some at once: they are reserved, saved, and deleted last. A crash in between
 /// leaves them in both places, and never in none. Those that cannot be saved return to the state that they had.
-/// `twice` is the message for a job that cannot be deleted. Returns the ids of those that cannot be reserved.
-fn take(
+/// `twice` is the message for a job that cannot be deleted. Returns those that cannot be reserved.
+fn take<'j>(
     Ctl { conn, work, .. }: &mut Ctl,
-    jobs: &[Fields],
+    jobs: &'j [Fields],
     count: usize,
     twice: &str,
     save: impl Fn(&mut Conn, &[Whole<'_>]) -> Result,
-) -> Result<Vec<u64>> {
+) -> Result<Vec<&'j Fields>> {
     let mut missed = Vec::new();
     for piece in jobs.chunks(count) {
         let mut left = piece.iter().collect();
@@ -151,7 +151,7 @@ fn take(
                 }
             }
         }
-        missed.extend(left.iter().map(|job| job.number("id")));
+        missed.extend(left);
     }
     Ok(missed)
 }

@@ -33,8 +33,8 @@ pub struct Work {
     pub exit_code: u8,
 }
 
-/// Acts on some jobs. Returns the ids of those that could not be done.
-type Act<'a> = &'a dyn Fn(&mut Ctl, &[Fields]) -> Result<Vec<u64>>;
+/// Acts on some jobs. Returns those that could not be done.
+type Act<'a> = &'a dyn for<'j> Fn(&mut Ctl, &'j [Fields]) -> Result<Vec<&'j Fields>>;
 
 /// The jobs that a command works on: those with some ids, or those of a tube.
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl Task {
                 ctl.work.add(jobs.len() as u64);
                 return Ok(());
             }
-            ids = act(ctl, &jobs)?;
+            ids = act(ctl, &jobs)?.into_iter().map(|job| job.number("id")).collect();
         }
         let why = "reserved by a worker, or blocked by jobs with the same con: key";
         ids.iter().for_each(|id| ctl.work.fail(format_args!("job {id}: {why}")));
