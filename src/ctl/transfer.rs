@@ -9,6 +9,7 @@ use crate::engine::text::{CountOf, name_prefix_len};
 use crate::flags;
 use crate::os::failure::Failure;
 use crate::os::sys::clock;
+use crate::os::sys::signals::Signals;
 use rustix::io::Errno;
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -213,7 +214,7 @@ pub fn import(ctl: &mut Ctl, args: &Flags) -> Result {
     // The size of a file, for progress; 0 for a pipe or a terminal.
     let size = rustix::fs::fstat(io::stdin()).map_or(0, |stat| stat.st_size.cast_unsigned());
     let mut read = 0;
-    for (index, line) in BufReader::new(Input::open()).split(b'\n').enumerate() {
+    for (index, line) in BufReader::new(Input(Signals::take().ok())).split(b'\n').enumerate() {
         if ctl.work.is_stopped() {
             break;
         }

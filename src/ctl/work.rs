@@ -183,14 +183,8 @@ impl Task {
     }
 }
 
-/// Stdin, which ends when SIGINT arrives.
-pub struct Input(Option<Signals>);
-
-impl Input {
-    pub fn open() -> Input {
-        Input(Signals::take().ok())
-    }
-}
+/// Stdin, which ends when one of these signals arrives.
+pub struct Input(pub Option<Signals>);
 
 impl Read for Input {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
