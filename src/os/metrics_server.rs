@@ -59,17 +59,12 @@ impl MetricsServer {
 
     /// Notes an event. Returns `false` if it is not one of these sockets.
     pub fn on_event(&mut self, event: &Event) -> bool {
-        let own = self.conns.iter_mut().find(|(token, _)| *token == event.token());
-        if let Some((_, conn)) = own {
-            conn.note(
-                event.is_readable() || event.is_read_closed() || event.is_error(),
-                event.is_writable() || event.is_write_closed(),
-            );
-        } else if !self.acceptor.on_event(event.token()) {
-            return false;
+        let is_own = self.conns.iter().any(|(token, _)| *token == event.token())
+            || self.acceptor.on_event(event.token());
+        if is_own {
+            self.due = Nanos::ZERO;
         }
-        self.due = Nanos::ZERO;
-        true
+        is_own
     }
 
     /// Serves each connection without waiting, and makes at most one slice of an answer. The next turn is due at

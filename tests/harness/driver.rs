@@ -819,7 +819,6 @@ impl Http {
 
     pub fn receive(&mut self, subject: Subject<'_>, bytes: impl AsRef<[u8]>) {
         self.conn.stream.input.extend(bytes.as_ref());
-        self.conn.note(true, false);
         self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
     }
 
@@ -835,7 +834,6 @@ impl Http {
     /// Returns the next bytes, of which the client takes at most `count`.
     pub fn take(&mut self, subject: Subject<'_>, count: usize) -> Vec<u8> {
         self.conn.stream.room = count;
-        self.conn.note(false, true);
         self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
         self.conn.stream.room = 0;
         std::mem::take(&mut self.conn.stream.output)

@@ -30,9 +30,8 @@ pub trait Stream: Read + Write {
 pub struct HttpConn<S> {
     /// The bytes from and to the client.
     pub stream: S,
-    /// Until the stream would block.
-    is_readable: bool,
-    is_writable: bool,
+    /// The last read has returned bytes, so there may be more.
+    can_go_on: bool,
     phase: Phase,
     /// The current part of the response.
     response: String,
@@ -119,8 +118,7 @@ impl<S: Stream> HttpConn<S> {
     pub fn new(stream: S, now: Nanos) -> HttpConn<S> {
         HttpConn {
             stream,
-            is_readable: true,
-            is_writable: true,
+            can_go_on: true,
             phase: Phase::ReadingRequest { head: Vec::new() },
             response: String::new(),
             sent: 0,
@@ -129,39 +127,30 @@ impl<S: Stream> HttpConn<S> {
         }
     }
 
-    /// Notes an event of the stream.
-    pub fn note(&mut self, is_readable: bool, is_writable: bool) {
-        self.is_readable |= is_readable;
-        self.is_writable |= is_writable;
-    }
-
-    /// Reads and writes what it can without waiting.
+    /// Reads and writes what it can without waiting, with or without an event of the stream.
     ///
     /// # Errors
     /// The reason to close the connection, also if that is the end of the answer.
     pub fn serve(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        if self.is_readable {
-            let mut buffer = [0; HEAD_MAX];
-            match self.stream.read(&mut buffer) {
-                Ok(0) if matches!(self.phase, Phase::ReadingRequest { .. } | Phase::Lingering) => {
-                    return Err(io::Error::other("the client closed it"));
-                }
-                Ok(count) => {
-                    self.is_readable = count > 0;
-                    self.receive(&buffer[..count], state, now);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+        let mut buffer = [0; HEAD_MAX];
+        match self.stream.read(&mut buffer) {
+            Ok(0) if matches!(self.phase, Phase::ReadingRequest { .. } | Phase::Lingering) => {
+                return Err(io::Error::other("the client closed it"));
             }
+            Ok(count) => {
+                self.can_go_on = count > 0;
+                self.receive(&buffer[..count], state, now);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.can_go_on = false,
+            Err(error) => return Err(error),
         }
         self.send(now)?;
         if self.deadline() <= now { Err(ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
-    /// Returns whether [`HttpConn::serve`] has something to read or to write.
+    /// Returns whether [`HttpConn::serve`] may have something to read without an event.
     pub fn can_go_on(&self) -> bool {
-        self.is_readable || (self.is_writable && self.has_output())
+        self.can_go_on
     }
 
     /// Returns whether a part of the response was not sent yet.
@@ -191,14 +180,13 @@ impl<S: Stream> HttpConn<S> {
 
     /// Writes what the stream takes without waiting.
     fn send(&mut self, now: Nanos) -> io::Result<()> {
-        while self.is_writable && self.has_output() {
+        while self.has_output() {
             match self.stream.write(&self.response.as_bytes()[self.sent..]) {
                 Ok(count) => {
                     self.sent += count;
                     self.deadline = now + WRITE_TIMEOUT;
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_writable = false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
             if self.sent == self.response.len() {
