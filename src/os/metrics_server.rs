@@ -22,13 +22,11 @@ use std::os::fd::AsRawFd;
 pub struct MetricsServer {
     registry: Registry,
     acceptor: Acceptor,
-    /// With their tokens, the oldest first.
+    /// With their tokens, which ascend, the oldest first.
     conns: Vec<(Token, HttpConn<Socket>)>,
     /// At most this many. Others wait in the kernel until one ends, times out or is evicted. A connection without a
     /// complete request is evicted at once, so its request must arrive before this many others connect.
     max_conns: usize,
-    /// The token of the last connection that was accepted.
-    last_token: usize,
     /// When [`MetricsServer::turn`] has something to do without an event.
     due: Nanos,
 }
@@ -52,7 +50,6 @@ impl MetricsServer {
             acceptor: Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?,
             conns: Vec::new(),
             max_conns,
-            last_token: FIRST_OTHER,
             due: Nanos::ZERO,
         })
     }
@@ -143,8 +140,8 @@ impl MetricsServer {
         if self.conns.len() == self.max_conns && !self.evict(now) {
             return;
         }
-        self.last_token += 1;
-        let (token, mut source) = (Token(self.last_token), SourceFd(&stream.as_raw_fd()));
+        let token = Token(self.conns.last().map_or(FIRST_OTHER, |(Token(last), _)| last + 1));
+        let mut source = SourceFd(&stream.as_raw_fd());
         let interest = Interest::READABLE | Interest::WRITABLE;
         let registered = self.registry.register(&mut source, token, interest);
         let mut conn = HttpConn::new(stream, now);
