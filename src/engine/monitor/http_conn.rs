@@ -9,7 +9,7 @@ use super::http::{self, Answer, HEAD_MAX, MediaType, OK, Request, TEXT_TYPE, UNA
 use super::measurements::{Measurements, Rates};
 use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
-use super::table::{Rate, Value};
+use super::table::{Out, Rate, Value};
 use super::tube_page::TubePage;
 use crate::engine::headroom::Headroom;
 use crate::engine::queue::Queue;
@@ -46,7 +46,7 @@ enum Phase {
     /// The request head is incomplete. This part of it was received.
     ReadingRequest { head: Vec<u8> },
     /// A page is made and sent slice by slice.
-    Streaming { page: Box<dyn Page>, in_chunks: bool },
+    Streaming { page: Box<dyn Page>, format: MediaType, in_chunks: bool },
     /// The last bytes of the response are sent.
     Sending,
     /// Received bytes are dropped until the client closes. Closing with unread bytes resets the
@@ -57,10 +57,10 @@ enum Phase {
 /// A page that is made in slices, at most one in each iteration of the loop: its work and its length are
 /// not bounded.
 pub trait Page {
-    /// Does the work of the next slice, and writes its text, if any, to `text`, which is empty. Returns whether
+    /// Does the work of the next slice, and writes its text, if any, to `out`, which is empty. Returns whether
     /// the page is complete. A slice allocates a few 100 KiB at most, which need not succeed in small steps: it is made
     /// only while most of the headroom is left.
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool;
+    fn write_slice(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool;
 }
 
 /// What the pages show.
@@ -222,7 +222,7 @@ impl<S: Stream> HttpConn<S> {
     // ---- Responses ----
 
     fn respond_to(&mut self, request: Request<'_>, state: ServerState<'_>, now: Nanos) {
-        let Request { path, query, media_type, .. } = request;
+        let Request { path, query, .. } = request;
         let tube = path.strip_prefix("/tube/");
         let is_known = tube.is_some() || ["/", "/metrics", "/readyz"].contains(&path);
         let (status, text) = match state {
@@ -253,11 +253,11 @@ impl<S: Stream> HttpConn<S> {
                 ("/readyz", _) => (OK, "ok\n"),
                 (_, None) => {
                     let view = View::of(server, measurements, now);
-                    return self.start_page(StatusPage::new(media_type, query, &view), request);
+                    return self.start_page(StatusPage::new(query, &view), request);
                 }
                 (_, Some(name)) => match percent_decode_str(name).decode_utf8() {
                     Ok(name) if server.store().queue.tubes.find(&name).is_some() => {
-                        return self.start_page(TubePage::new(media_type, &name), request);
+                        return self.start_page(TubePage::new(&name), request);
                     }
                     _ => (NOT_FOUND, "There is no such tube.\n"),
                 },
@@ -280,13 +280,13 @@ impl<S: Stream> HttpConn<S> {
             "/metrics" => (METRICS_TYPE, ""),
             _ => (request.media_type.names().1, html::HEADER_FIELDS),
         };
-        let (page, in_chunks) = (Box::new(page), request.takes_chunks);
+        let (format, in_chunks) = (request.media_type, request.takes_chunks);
         // Without chunks the end of the page is the end of the connection.
         let framing = if in_chunks { "Transfer-Encoding: chunked\r\n" } else { "" };
         self.response = http::head(OK, media_type, framing, fields);
         self.phase = match request.head_only {
             true => Phase::Sending,
-            false => Phase::Streaming { page, in_chunks },
+            false => Phase::Streaming { page: Box::new(page), format, in_chunks },
         };
     }
 
@@ -295,17 +295,14 @@ impl<S: Stream> HttpConn<S> {
     /// # Errors
     /// There is no memory for a slice, or the stream fails.
     pub fn write_slice(&mut self, state: ServerState<'_>, now: Nanos) -> io::Result<()> {
-        let (Phase::Streaming { page, in_chunks }, ServerState::Serving(server, measurements)) =
-            (&mut self.phase, state)
-        else {
-            return Ok(());
-        };
+        let Phase::Streaming { page, format, in_chunks } = &mut self.phase else { return Ok(()) };
+        let ServerState::Serving(server, measurements) = state else { return Ok(()) };
         let view = View::of(server, measurements, now);
         if !view.server.has_headroom(Headroom::ThreeQuarters) {
             return Err(ErrorKind::OutOfMemory.into());
         }
         let mut text = String::new();
-        let is_done = page.write_slice(&view, &mut text);
+        let is_done = page.write_slice(&view, &mut Out { format: *format, text: &mut text });
         // A chunk without bytes would be the last one.
         if *in_chunks && !text.is_empty() {
             text = format!("{:x}\r\n{text}\r\n", text.len());

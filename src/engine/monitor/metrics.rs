@@ -11,6 +11,7 @@
 //! old or its new state.
 
 use super::http_conn::{Page, View};
+use super::table::Out;
 use super::tube_scan::{self, TubeScan, TubeStats};
 use crate::engine::collections::histogram::{Histogram, Scale};
 use crate::engine::commands::{COMMANDS, Counted};
@@ -73,7 +74,7 @@ impl MetricsPage {
 }
 
 impl Page for MetricsPage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
+    fn write_slice(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool {
         let Queue { tubes, limits, settings, .. } = view.queue;
         match &mut self.stage {
             Stage::Connections(from) => {
@@ -109,7 +110,7 @@ impl Page for MetricsPage {
                         // Prometheus rejects a page with duplicates.
                         tube_scan::dedup(&mut self.tubes);
                     }
-                    self.write_totals(view, &mut Samples::of_server(text));
+                    self.write_totals(view, &mut Samples::of_server(out.text));
                     if self.rest_count > 0 || self.rest.outcomes.has_times() {
                         self.tubes.push(std::mem::take(&mut self.rest));
                     }
@@ -118,7 +119,7 @@ impl Page for MetricsPage {
                 }
             }
             &mut Stage::Samples { next, tubes } => {
-                return self.write_samples(view, next, tubes, text);
+                return self.write_samples(view, next, tubes, out.text);
             }
         }
         false

@@ -17,7 +17,6 @@ use crate::engine::time::Nanos;
 
 /// A status page that is being made.
 pub struct StatusPage {
-    media_type: MediaType,
     stage: Stage,
     problems: Problems,
     ranking: Ranking,
@@ -82,9 +81,8 @@ const HTML_END_MAX: usize = 200;
 
 impl StatusPage {
     /// Returns a page with the tubes that the query selects.
-    pub fn new(media_type: MediaType, query: &str, view: &View<'_>) -> StatusPage {
+    pub fn new(query: &str, view: &View<'_>) -> StatusPage {
         StatusPage {
-            media_type,
             stage: Stage::Tubes(TubeScan::default()),
             problems: Problems::default(),
             ranking: Ranking::of(query, tube_scan::columns(view)),
@@ -94,8 +92,7 @@ impl StatusPage {
 }
 
 impl Page for StatusPage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
-        let out = &mut Out { format: self.media_type, text };
+    fn write_slice(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool {
         match &mut self.stage {
             Stage::Tubes(scan) => {
                 let is_done = scan.advance(view, |_, stats| {
@@ -120,7 +117,7 @@ impl Page for StatusPage {
                 self.stage = Stage::Rows(next);
             }
         }
-        self.written += text.len();
+        self.written += out.text.len();
         false
     }
 }

@@ -21,7 +21,6 @@ use std::collections::BTreeSet;
 
 /// The page of a tube that is being made.
 pub struct TubePage {
-    media_type: MediaType,
     stage: Stage,
     /// Only with a name, until all jobs were scanned.
     values: TubeStats,
@@ -106,9 +105,8 @@ const FEW: usize = 10;
 
 impl TubePage {
     /// Returns the page of the tube with this name.
-    pub fn new(media_type: MediaType, name: &str) -> TubePage {
+    pub fn new(name: &str) -> TubePage {
         TubePage {
-            media_type,
             stage: Stage::Scan { next_page: 0, oldest: Oldest::NONE, reserved: BTreeSet::new() },
             values: TubeStats { name: name.to_owned(), ..TubeStats::default() },
             problems: Problems::default(),
@@ -119,7 +117,7 @@ impl TubePage {
 }
 
 impl Page for TubePage {
-    fn write_slice(&mut self, view: &View<'_>, text: &mut String) -> bool {
+    fn write_slice(&mut self, view: &View<'_>, out: &mut Out<'_>) -> bool {
         let tube = view.queue.tubes.find(&self.values.name);
         match (&mut self.stage, tube) {
             (Stage::Scan { next_page, oldest, reserved }, Some(tube)) => {
@@ -137,10 +135,7 @@ impl Page for TubePage {
                 }
             }
             (Stage::Scan { .. }, None) => self.stage = Stage::Jobs(0),
-            (&mut Stage::Jobs(first), _) => {
-                let out = &mut Out { format: self.media_type, text };
-                return self.write_jobs(first, view, out);
-            }
+            (&mut Stage::Jobs(first), _) => return self.write_jobs(first, view, out),
         }
         false
     }
