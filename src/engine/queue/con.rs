@@ -74,7 +74,7 @@ impl Queue {
             if let Some(first) = first {
                 self.withdraw(first);
             }
-            self.unique.groups.park(key);
+            self.unique.groups.move_to(key, MemberPlace::Parked);
         }
     }
 
@@ -103,23 +103,19 @@ impl Queue {
         if place != MemberPlace::Behind
             && let Some(next) = groups.first_of_group(rank)
         {
-            groups.park(next);
+            groups.move_to(next, MemberPlace::Parked);
         }
     }
 
     /// Takes a ready job back from where it is found: it is behind others.
     fn withdraw(&mut self, key: MemberKey) {
-        let member = &mut self.unique.groups.members[key];
-        match member.place {
-            MemberPlace::Offered => {
-                member.place = MemberPlace::Behind;
-                let tube = &mut self.tubes[member.rank.tube];
-                tube.jobs.ready.remove(member.job, &mut self.jobs);
-                tube.jobs.behind += 1;
-            }
-            MemberPlace::Parked => self.unique.groups.unpark(key),
-            MemberPlace::Behind | MemberPlace::Elsewhere | MemberPlace::Slot => {}
+        let Member { job, rank, place, .. } = self.unique.groups.members[key];
+        if place == MemberPlace::Offered {
+            let tube = &mut self.tubes[rank.tube];
+            tube.jobs.ready.remove(job, &mut self.jobs);
+            tube.jobs.behind += 1;
         }
+        self.unique.groups.move_to(key, MemberPlace::Behind);
     }
 
     /// Parks the first ready job of a tube if it is blocked. Returns whether it was.
@@ -133,7 +129,7 @@ impl Queue {
         let blocked = first.filter(|&first| self.unique.groups.is_full(first));
         if let Some(first) = blocked {
             self.withdraw(first);
-            self.unique.groups.park(first);
+            self.unique.groups.move_to(first, MemberPlace::Parked);
             self.work.spend(WORK_PER_CHANGE);
         }
         blocked.is_some()
@@ -182,13 +178,12 @@ impl Queue {
         }
     }
 
-    /// Frees the slot of a reserved job, unless a flush has freed it. [`Queue::offer_parked`] must follow.
+    /// Frees the slot of a reserved job, unless a flush has freed it, or takes a flushed job from the ready ones of its
+    /// group. [`Queue::offer_parked`] must follow.
     pub(super) fn free_slot(&mut self, job: JobKey) {
         let Some(key) = self.member_key(job) else { return };
         self.work.spend(WORK_PER_CHANGE);
-        if self.unique.groups.members[key].place == MemberPlace::Slot {
-            self.unique.groups.remove(key);
-        }
+        self.unique.groups.remove(key);
     }
 
     /// Offers parked jobs of groups that have a free slot: gives them to workers that wait. Returns `false` if there
@@ -209,7 +204,7 @@ impl Queue {
             let groups = &mut self.unique.groups;
             let Some(first) = groups.next_to_offer() else { continue };
             let job = groups.members[first].job;
-            groups.unpark(first);
+            groups.move_to(first, MemberPlace::Behind);
             if !self.is_flushed(&self.jobs[job]) {
                 let tube = self.jobs[job].tube;
                 self.insert_ready(job, tube);
@@ -232,23 +227,6 @@ impl Queue {
     pub(super) fn flushed_behind(&self, tube: TubeKey, epoch: u8) -> Option<JobKey> {
         let groups = &self.unique.groups;
         groups.first_from(MemberRank::first(tube, epoch)).map(|first| groups.members[first].job)
-    }
-
-    /// Takes a flushed job out of its group, before it is freed.
-    pub(super) fn forget_flushed(&mut self, job: JobKey) {
-        let Some(key) = self.member_key(job) else { return };
-        self.work.spend(WORK_PER_CHANGE);
-        let groups = &mut self.unique.groups;
-        match self.jobs[job].state {
-            State::Ready(_) => {
-                if groups.members[key].place == MemberPlace::Parked {
-                    groups.unpark(key);
-                }
-                groups.remove(key);
-            }
-            State::Reserved(_) => self.free_slot(job),
-            State::Delayed(_) | State::Buried(_) | State::Detached => {}
-        }
     }
 
     /// Frees the slots of jobs that a flush deletes while workers hold them, at the moment of the flush. With very

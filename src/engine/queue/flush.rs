@@ -266,7 +266,7 @@ impl Queue {
     /// Frees a job of this flush that is among no others any more.
     fn free_flushed_job(&mut self, key: JobKey, decision: Decision) {
         let mapped_before = self.mapped_bytes();
-        self.forget_flushed(key);
+        self.free_slot(key);
         self.jobs[key].state = State::Detached;
         let job = self.jobs.remove(key);
         self.record_delete(key, &job, Some(decision));

@@ -185,31 +185,29 @@ impl Groups {
         self.change(group, |group| *group.count_of(rank) += 1);
     }
 
-    /// Removes a member that is ready and not parked, or has a slot. It is elsewhere then.
+    /// Removes a member that is ready or has a slot. It is elsewhere then, if it was not before.
     pub fn remove(&mut self, key: MemberKey) {
-        self.placed.remove(key.number(), &mut self.members);
-        self.members[key].place = MemberPlace::Elsewhere;
-        let rank = self.members[key].rank;
-        self.change(rank.group, |group| *group.count_of(rank) -= 1);
+        let Member { rank, place, .. } = self.members[key];
+        if place != MemberPlace::Elsewhere {
+            self.placed.remove(key.number(), &mut self.members);
+            self.move_to(key, MemberPlace::Elsewhere);
+            self.change(rank.group, |group| *group.count_of(rank) -= 1);
+        }
     }
 
     // ---- Ready jobs ----
 
-    /// Parks a ready job that is behind others.
-    pub fn park(&mut self, key: MemberKey) {
+    /// Changes the place of a member, and parks it or takes it from the parked ones.
+    pub fn move_to(&mut self, key: MemberKey, to: MemberPlace) {
         let Member { rank, place, .. } = &mut self.members[key];
-        *place = MemberPlace::Parked;
-        let group = rank.group;
-        self.groups[group].parked.insert(key.number(), &mut self.members);
-        self.change(group, |_| {});
-    }
-
-    /// Takes a parked job back: it is behind others.
-    pub fn unpark(&mut self, key: MemberKey) {
-        let Member { rank, place, .. } = &mut self.members[key];
-        *place = MemberPlace::Behind;
-        let group = rank.group;
-        self.groups[group].parked.remove(key.number(), &mut self.members);
+        let (group, from) = (rank.group, std::mem::replace(place, to));
+        let parked = &mut self.groups[group].parked;
+        if from == MemberPlace::Parked {
+            parked.remove(key.number(), &mut self.members);
+        }
+        if to == MemberPlace::Parked {
+            parked.insert(key.number(), &mut self.members);
+        }
         self.change(group, |_| {});
     }
 
