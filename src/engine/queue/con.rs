@@ -65,8 +65,7 @@ impl Queue {
     #[cold]
     fn add_member(&mut self, job: JobKey, key: MemberKey) {
         self.work.spend(WORK_PER_CHANGE);
-        let group = self.unique.groups.members[key].rank.group;
-        let rank = MemberRank { group, ..self.rank_of(job) };
+        let rank = self.rank_of(job, key);
         let first = self.unique.groups.first_of_group(rank);
         self.unique.groups.add(key, rank);
         self.tubes[rank.tube].jobs.behind += 1;
@@ -78,10 +77,11 @@ impl Queue {
         }
     }
 
-    /// Returns the rank of a job in whichever group.
-    fn rank_of(&self, job: JobKey) -> MemberRank {
+    /// Returns the rank of a job in its group while it is ready.
+    fn rank_of(&self, job: JobKey, key: MemberKey) -> MemberRank {
         let Job { tube, epoch, pri, id, .. } = self.jobs[job];
-        MemberRank { pri, id, ..MemberRank::first(tube, epoch) }
+        let group = self.unique.groups.members[key].rank.group;
+        MemberRank { tube, epoch, has_slot: false, group, pri, id }
     }
 
     /// Removes a job from the ready jobs of its tube. [`Queue::offer_parked`] must follow.
@@ -174,7 +174,7 @@ impl Queue {
     /// Takes a slot for a detached job that is about to be reserved.
     pub(super) fn take_slot(&mut self, job: JobKey) {
         if let Some(key) = self.member_key(job) {
-            self.unique.groups.add(key, MemberRank { has_slot: true, ..self.rank_of(job) });
+            self.unique.groups.add(key, MemberRank { has_slot: true, ..self.rank_of(job, key) });
         }
     }
 
@@ -269,8 +269,8 @@ impl Queue {
                 }
             };
             assert!(is_right, "job {}, {:?}, is {place:?}", job.id, job.state);
-            let MemberRank { has_slot, group, .. } = member.rank;
-            let rank = MemberRank { has_slot, group, ..self.rank_of(member.job) };
+            let MemberRank { has_slot, .. } = member.rank;
+            let rank = MemberRank { has_slot, ..self.rank_of(member.job, key) };
             assert!(
                 place == MemberPlace::Elsewhere || rank == member.rank,
                 "the rank of job {}",

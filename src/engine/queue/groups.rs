@@ -178,11 +178,10 @@ impl Groups {
     /// Adds a member that was elsewhere: it becomes ready, behind others, or takes a slot.
     pub fn add(&mut self, key: MemberKey, rank: MemberRank) {
         let member = &mut self.members[key];
-        member.rank = MemberRank { group: member.rank.group, ..rank };
+        member.rank = rank;
         member.place = if rank.has_slot { MemberPlace::Slot } else { MemberPlace::Behind };
-        let group = member.rank.group;
         self.placed.insert(key.number(), &mut self.members);
-        self.change(group, |group| *group.count_of(rank) += 1);
+        self.change(rank.group, |group| *group.count_of(rank) += 1);
     }
 
     /// Removes a member that is ready or has a slot. It is elsewhere then, if it was not before.
