@@ -99,12 +99,6 @@ impl Queue {
         *next_page = end;
         end == self.jobs.page_count()
     }
-
-    /// Returns whether the job is in the tube and matches the state.
-    fn is_selected(&self, job: &Job, tube: TubeKey, state: Option<JobState>) -> bool {
-        let is_in_state = || state.is_none_or(|state| job.state.shown() == state);
-        job.tube == tube && is_in_state() && !self.is_flushed(job)
-    }
 }
 
 impl SelectionScan {
@@ -142,6 +136,11 @@ impl SelectionScan {
         self.state.is_none_or(|only| only == state)
     }
 
+    /// Returns whether the job is in the tube and matches the state.
+    fn selects(&self, job: &Job, queue: &Queue) -> bool {
+        job.tube == self.tube && self.takes(job.state.shown()) && !queue.is_flushed(job)
+    }
+
     /// Returns the number of jobs to compare in the lists of the tube; `None` if these are too many, or lack some jobs.
     fn listed(&self, queue: &Queue) -> Option<usize> {
         let jobs = &queue.tubes[self.tube].jobs;
@@ -161,14 +160,14 @@ impl SelectionScan {
         queue.work.spend(listed * LISTED_COST / COMPARED_PER_WORK);
         let TubeJobs { ready, delayed, buried, .. } = &queue.tubes[self.tube].jobs;
         if self.takes(JobState::Ready) {
-            self.add_all(ready.keys(&queue.jobs), queue);
-            self.add_all(queue.ready_behind(self.tube), queue);
+            self.compare_all(ready.keys(&queue.jobs), queue);
+            self.compare_all(queue.ready_behind(self.tube), queue);
         }
         if self.takes(JobState::Delayed) {
-            self.add_all(delayed.keys(&queue.jobs), queue);
+            self.compare_all(delayed.keys(&queue.jobs), queue);
         }
         if self.takes(JobState::Buried) {
-            self.add_all(buried.iter(&queue.jobs).map(JobKey::from_number), queue);
+            self.compare_all(buried.iter(&queue.jobs).map(JobKey::from_number), queue);
         }
         true
     }
@@ -188,29 +187,21 @@ impl SelectionScan {
             }
         }
         queue.work.spend(looked_up / LOOKED_UP_PER_WORK);
-        if self.lowest.len() > self.count {
-            return true;
-        }
-        if end < queue.highest_id {
+        let is_complete = self.lowest.len() > self.count || end == queue.highest_id;
+        if !is_complete {
             self.lowest.clear();
-            return false;
         }
-        true
+        is_complete
     }
 
+    fn compare_all(&mut self, keys: impl Iterator<Item = JobKey>, queue: &Queue) {
+        keys.for_each(|key| self.compare(&queue.jobs[key], queue));
+    }
+
+    /// Adds the id of a job if it matches and is among the lowest ones.
     fn compare(&mut self, job: &Job, queue: &Queue) {
-        if queue.is_selected(job, self.tube, self.state) {
-            self.add(job.id);
-        }
-    }
-
-    fn add_all(&mut self, keys: impl Iterator<Item = JobKey>, queue: &Queue) {
-        keys.for_each(|key| self.add(queue.jobs[key].id));
-    }
-
-    /// Adds a matching id if it is among the lowest ones.
-    fn add(&mut self, id: u64) {
-        if id <= self.after {
+        let id = job.id;
+        if id <= self.after || !self.selects(job, queue) {
             return;
         }
         if self.lowest.len() <= self.count {
@@ -232,9 +223,7 @@ impl SelectionScan {
         let mut keys = Vec::new();
         headroom::leave(Headroom::Quarter, || keys.try_reserve_exact(ids.len()))?;
         let found = ids.into_iter().filter_map(|id| queue.jobs.find(id));
-        keys.extend(
-            found.filter(|&key| queue.is_selected(&queue.jobs[key], self.tube, self.state)),
-        );
+        keys.extend(found.filter(|&key| self.selects(&queue.jobs[key], queue)));
         Ok(ScanStep::Jobs { keys, next })
     }
 }
