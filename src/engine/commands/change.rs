@@ -119,7 +119,7 @@ pub fn kick(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// Kicks the next jobs.
 pub fn kick_step(c: &mut Conn, s: &mut Store, mut kick: Kick) -> Answer {
-    s.queue.kick(&mut kick)?;
+    s.queue.kick(c.client.used, &mut kick)?;
     if kick.left == 0 {
         return Ok(Reply::Number("KICKED ", kick.kicked.into()));
     }

@@ -161,7 +161,6 @@ pub enum WaitResult {
 /// The progress of a `kick`.
 #[derive(Clone, Copy, Debug)]
 pub struct Kick {
-    pub tube: TubeKey,
     /// The command kicks buried jobs; otherwise it kicks delayed ones.
     takes_buried: bool,
     /// The number of jobs to kick.
@@ -460,22 +459,22 @@ impl Queue {
 
     /// Returns the plan of a `kick`: buried jobs if there are any, else delayed ones; at most
     /// `bound`.
-    pub fn plan_kick(&self, tube_key: TubeKey, bound: u32) -> Kick {
-        let tube = &self.tubes[tube_key];
+    pub fn plan_kick(&self, tube: TubeKey, bound: u32) -> Kick {
+        let tube = &self.tubes[tube];
         let takes_buried = !tube.jobs.buried.is_empty();
         let count =
             if takes_buried { tube.jobs.buried.len() as usize } else { tube.jobs.delayed.len() };
         let left = bound.min(u32::try_from(count).unwrap_or(u32::MAX));
-        Kick { tube: tube_key, takes_buried, left, kicked: 0 }
+        Kick { takes_buried, left, kicked: 0 }
     }
 
-    /// Kicks jobs until `kick.left` is 0, or the work of a step is used up. Returns an error only if the binlog has
-    /// no space for the first one.
-    pub fn kick(&mut self, kick: &mut Kick) -> Result<(), NoSpace> {
+    /// Kicks jobs of a tube until `kick.left` is 0, or the work of a step is used up. Returns an error only if the binlog
+    /// has no space for the first one.
+    pub fn kick(&mut self, tube: TubeKey, kick: &mut Kick) -> Result<(), NoSpace> {
         let rest = self.work.give(self.limits.jobs_per_kick_step * WORK_PER_MOVE);
         let mut result = Ok(());
         while kick.left > 0 && self.work.is_left() {
-            let tube = &self.tubes[kick.tube];
+            let tube = &self.tubes[tube];
             let next = if kick.takes_buried {
                 tube.first_buried()
             } else {
