@@ -117,11 +117,12 @@ impl<S: Read + Write> Server<S> {
     /// visits none any more.
     pub fn mark_ready(&mut self) {
         let Server { links, store: s, visits, .. } = self;
-        while let Some(key) = visits.pop() {
+        visits.retain(|key| {
             if let Some(link) = link_of(links, key) {
                 link.is_queued = false;
                 link.conn.mark_dirty(s);
             }
-        }
+            false
+        });
     }
 }

@@ -62,11 +62,6 @@ impl Visits {
         self.short.keys.len() + self.long.keys.len()
     }
 
-    /// Removes and returns any connection.
-    pub fn pop(&mut self) -> Option<ConnKey> {
-        self.short.keys.pop_front().or_else(|| self.long.keys.pop_front())
-    }
-
     /// Removes the connections for which `is_kept` returns false.
     pub fn retain(&mut self, mut is_kept: impl FnMut(ConnKey) -> bool) {
         for class in [&mut self.short, &mut self.long] {
