@@ -130,8 +130,13 @@ impl Queue {
 
     /// Gives a key to a new job, after [`UniqueKeys::try_reserve_one`]. The key must not be in force, and
     /// [`Queue::forget_expired`] must have been called for it.
-    pub(super) fn add_unique(&mut self, key: JobKey, new: NewKey) {
-        self.jobs[key].key = self.unique.add_of_job(new, key);
+    pub(super) fn add_unique(&mut self, job: JobKey, new: NewKey) {
+        let NewKey { digest, ttl_secs, con } = new;
+        let keys = &mut self.unique;
+        keys.without_key += usize::from(digest.is_none());
+        let member = con.map_or(MemberKey::NONE, |con| keys.groups.join(con, job));
+        let key = KeyOfJob { digest, job, ttl_secs, member, next: Cell::default() };
+        self.jobs[job].key = keys.of_jobs.insert(key);
     }
 
     /// Forgets the kept key with this digest, if there is one. It must not be in force any more.
@@ -302,14 +307,6 @@ impl UniqueKeys {
     }
 
     // ---- Replay ----
-
-    /// Adds the key of a job, after [`UniqueKeys::try_reserve_one`].
-    pub fn add_of_job(&mut self, new: NewKey, job: JobKey) -> UniqueKey {
-        let NewKey { digest, ttl_secs, con } = new;
-        self.without_key += usize::from(digest.is_none());
-        let member = con.map_or(MemberKey::NONE, |con| self.groups.join(con, job));
-        self.of_jobs.insert(KeyOfJob { digest, job, ttl_secs, member, next: Cell::default() })
-    }
 
     /// Keeps no key for longer than its TTL from now on.
     pub(super) fn limit_kept(&mut self, now: Nanos) {
