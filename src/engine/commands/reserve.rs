@@ -53,7 +53,7 @@ pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `reserve-job <id>`
 pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    c.client.ensure_can_reserve()?;
+    c.client.held.try_reserve_one()?;
     let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
     if !s.queue.is_reservable(job) {
         return Err(Word::NotFound);
@@ -69,7 +69,7 @@ pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn begin(c: &mut Conn, s: &mut Store, batch: Option<u32>, until: Nanos) -> Answer {
     s.queue.mark_worker(&mut c.client);
     // The job may also come while the connection waits, when it is too late to refuse it.
-    c.client.ensure_can_reserve()?;
+    c.client.held.try_reserve_one()?;
     let reserve = Reserve { batch, wait: Wait { seq: s.queue.next_wait_seq(), until } };
     let Some(max) = batch else { return reserve_step(c, s, reserve) };
     let units = WORK_PER_BATCHED_JOB * (max as usize).min(s.queue.limits.jobs_per_batch_step);
@@ -195,7 +195,7 @@ fn reserve_into_batch(
     s: &mut Store,
     batch: &mut Batch,
 ) -> Result<Search, TryReserveError> {
-    c.client.ensure_can_reserve()?;
+    c.client.held.try_reserve_one()?;
     let search = s.queue.best_job(&mut c.client)?;
     if let Search::Found(job) = search {
         if !fits_reply(s, batch, job) {

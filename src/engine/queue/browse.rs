@@ -266,7 +266,7 @@ mod tests {
         let body = queue.bodies.add(b"body\r\n").unwrap();
         queue.put(tube, id, params, None, body).unwrap();
         if random.bool() {
-            client.ensure_can_reserve().unwrap();
+            client.held.try_reserve_one().unwrap();
             let job = queue.find(id).unwrap();
             queue.reserve_job(client, job).unwrap();
             if random.bool() {

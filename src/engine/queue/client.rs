@@ -187,11 +187,6 @@ impl Client {
         if self.watching.len() < FEW_WATCHES { Headroom::Quarter } else { Headroom::ThreeQuarters }
     }
 
-    /// Ensures that it can reserve one more job without allocating.
-    pub fn ensure_can_reserve(&mut self) -> Result<(), TryReserveError> {
-        self.held.try_reserve_one()
-    }
-
     /// Returns whether it has put a job, and whether it has reserved one.
     pub(super) fn roles(&self) -> [bool; 2] {
         [self.is_producer, self.is_worker]

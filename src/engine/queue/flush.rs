@@ -334,7 +334,7 @@ mod tests {
     }
 
     fn reserve(queue: &mut Queue, client: &mut Client, id: u64) -> JobKey {
-        client.ensure_can_reserve().unwrap();
+        client.held.try_reserve_one().unwrap();
         let job = queue.find(id).unwrap();
         queue.reserve_job(client, job).unwrap();
         job

@@ -75,7 +75,7 @@ mod tests {
                 let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: random.u32(2..50) };
                 let body = queue.bodies.add(b"\r\n").unwrap();
                 queue.put(tube, id, params, None, body).unwrap();
-                client.ensure_can_reserve().unwrap();
+                client.held.try_reserve_one().unwrap();
                 let job = queue.find(id).unwrap();
                 queue.reserve_job(&mut client, job).unwrap();
             }

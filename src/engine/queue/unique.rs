@@ -455,7 +455,7 @@ mod tests {
             if id > 200 {
                 continue;
             }
-            client.ensure_can_reserve().unwrap();
+            client.held.try_reserve_one().unwrap();
             let job = queue.find(id).unwrap();
             queue.reserve_job(&mut client, job).unwrap();
             if id > 100 {

@@ -277,18 +277,14 @@ impl Queue {
 
     /// Returns the number of connections that wait for a job of the tube.
     pub fn count_waiting(&self, tube: TubeKey) -> usize {
-        self.tubes[tube].waiters.iter().filter(|&&waiter| self.is_waiting(waiter)).count()
+        // All waiting connections have an entry; some entries are of connections that do not wait.
+        let conns = self.tubes[tube].waiters.iter().map(|waiter| self.watches[waiter.watch].conn);
+        conns.filter(|&conn| self.waits(conn)).count()
     }
 
     /// Returns whether the connection waits for a job.
     pub fn waits(&self, conn: ConnKey) -> bool {
         self.watchers[conn].wait.is_some()
-    }
-
-    /// Returns whether the connection of this entry waits. All waiting connections have an entry;
-    /// some entries are of connections that do not wait.
-    pub fn is_waiting(&self, waiter: Waiter) -> bool {
-        self.waits(self.watches[waiter.watch].conn)
     }
 
     /// Adds a watch of the tube, unless the connection has one.
@@ -524,7 +520,7 @@ mod tests {
     }
 
     fn reserve(queue: &mut Queue, client: &mut Client) -> Option<u64> {
-        client.ensure_can_reserve().unwrap();
+        client.held.try_reserve_one().unwrap();
         match queue.best_job(client).unwrap() {
             Search::Found(job) => {
                 queue.make_reserved(job, client);
