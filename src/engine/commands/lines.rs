@@ -102,7 +102,8 @@ fn run_line(
     if let Some(length) = find_line_end(&window[from..]) {
         let (line, rest) = input.split_at(from + length);
         *input = &rest[CR_LF.len()..];
-        return Some(parse_and_run(c, s, command, line));
+        let answer = parse_and_run(c, s, command, line);
+        return Some(answer.or_else(|word| reject(c, line.into(), word)));
     }
     if window.len() < line_max {
         if window.len() >= TAGGED_LINE_MAX && s.is_crowded() {
@@ -118,24 +119,17 @@ fn run_line(
 fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]) -> Answer {
     let Some(number) = command else {
         let has_nul = memchr(0, line).is_some();
-        let word = if has_nul { Word::BadFormat } else { Word::UnknownCommand };
-        return reject(c, line.into(), word);
+        return Err(if has_nul { Word::BadFormat } else { Word::UnknownCommand });
     };
     let Command { word, arguments, .. } = &COMMANDS[number];
-    let Some(args) = Args::parse(arguments, &line[word.len()..]) else {
-        return reject(c, line.into(), Word::BadFormat);
-    };
+    let args = Args::parse(arguments, &line[word.len()..]).ok_or(Word::BadFormat)?;
     let full_len = line.len() + CR_LF.len();
     // Only the tags make the line of a put longer than others.
     let is_long_put = full_len > COMMAND_LINE_MAX && arguments.last() == Some(&Tag);
     if is_long_put && full_len > args.rest.tags_line_max() {
-        return reject(c, line.into(), Word::BadFormat);
+        return Err(Word::BadFormat);
     }
-    match run(c, s, number, line, &args) {
-        // The tags of a put.
-        Err(Word::BadFormat) => reject(c, line.into(), Word::BadFormat),
-        answer => answer,
-    }
+    run(c, s, number, line, &args)
 }
 
 /// Counts a command, and runs it.
@@ -164,11 +158,11 @@ pub fn skip_line(c: &mut Conn, mut tail: Option<LineTail>, input: &mut &[u8]) ->
     Some(tail.map_or(Err(Word::OutOfMemory), |tail| reject(c, tail, Word::BadFormat)))
 }
 
-/// Answers a line that is no command. Closes the connection after an HTTP request, so that its headers
+/// Answers a line with an error. Closes the connection after an HTTP request, which is no command, so that its headers
 /// and body do not run as commands.
 #[cold]
 fn reject(c: &mut Conn, line: LineTail, word: Word) -> Answer {
-    if line.is_http() {
+    if matches!(word, Word::BadFormat | Word::UnknownCommand) && line.is_http() {
         debug!("connection {}: received an HTTP request; closing after the reply", c.id());
         c.doing = Doing::Closing;
         return Err(Word::UnknownCommand);
