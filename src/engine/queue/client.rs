@@ -44,11 +44,9 @@ impl Queue {
             is_worker: false,
         };
         self.conn_timers.try_reserve(key)?;
+        self.watches.try_reserve_one()?;
         self.watchers.try_insert(key, Watcher::default())?;
-        if let Err(no_memory) = self.add_watch(&mut client, TubeKey::DEFAULT) {
-            self.watchers.remove(key);
-            return Err(no_memory);
-        }
+        self.add_watch(&mut client, TubeKey::DEFAULT)?;
         self.conn_timers.add(key);
         self.tubes[TubeKey::DEFAULT].using += 1;
         Ok(client)
