@@ -316,7 +316,8 @@ impl Slots {
     fn try_add_page(&mut self) -> Result<(), TryReserveError> {
         let new = self.vacant.len();
         if new == self.pages_max {
-            return capacity_overflow();
+            // The error of a collection that cannot have more entries.
+            return Vec::<u8>::new().try_reserve(usize::MAX);
         }
         self.vacant.try_reserve(1)?;
         // Freeing a slot and unmapping a page must not allocate.
@@ -549,11 +550,6 @@ const WORD: usize = u64::BITS as usize;
 
 fn to_u32(number: usize) -> u32 {
     u32::try_from(number).expect("the numbers of slots have 32 bits")
-}
-
-/// Returns the error of a collection that cannot have more entries.
-fn capacity_overflow() -> Result<(), TryReserveError> {
-    Vec::<u8>::new().try_reserve(usize::MAX)
 }
 
 #[cfg(test)]

@@ -161,10 +161,9 @@ impl Queue {
 
     /// Forgets a connection that waits for the reply to a flush.
     pub fn abandon_flush(&mut self, conn: ConnKey) {
-        let pending = self.flushes.iter_mut();
-        pending.for_each(|flush| {
+        for flush in &mut self.flushes {
             flush.conn.take_if(|waiting| *waiting == conn);
-        });
+        }
     }
 
     fn end_flush(&mut self, index: usize) -> Flush {
