@@ -142,8 +142,8 @@ impl Queue {
         [ready, reserved, delayed, buried, urgent, ..]: Counts,
         clients: &BTreeMap<ConnKey, &Client>,
     ) {
-        let [producers, workers] =
-            [0, 1].map(|role: usize| clients.values().filter(|it| it.roles()[role]).count());
+        let producers = clients.values().filter(|it| it.is_producer).count();
+        let workers = clients.values().filter(|it| it.is_worker).count();
         let waiting = self.watchers.iter().filter(|(_, watcher)| watcher.wait.is_some()).count();
         let actual = [ready, reserved, delayed, buried, urgent, producers, workers, waiting];
         let of = &self.totals;

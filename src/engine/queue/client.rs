@@ -21,8 +21,8 @@ pub struct Client {
     pub watching: Watching,
     /// The jobs that it has reserved, the one with the first deadline on top.
     pub held: Heap<ReservedEntry>,
-    is_producer: bool,
-    is_worker: bool,
+    pub(super) is_producer: bool,
+    pub(super) is_worker: bool,
 }
 
 /// A closed connection with at most this many jobs releases them in the order of reservation.
@@ -183,10 +183,5 @@ impl Client {
     /// and only a worker frees the memory that jobs take.
     pub fn headroom_for_watches(&self) -> Headroom {
         if self.watching.len() < FEW_WATCHES { Headroom::Quarter } else { Headroom::ThreeQuarters }
-    }
-
-    /// Returns whether it has put a job, and whether it has reserved one.
-    pub(super) fn roles(&self) -> [bool; 2] {
-        [self.is_producer, self.is_worker]
     }
 }
