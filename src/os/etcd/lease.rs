@@ -342,7 +342,9 @@ pub async fn ask_as_member<T>(
     let mut logged_at = None;
     let is_member = |failure: &Failure| {
         let now = shared.now();
-        if logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
+        // The next chunk is shorter.
+        let is_too_large = failure.kind == Kind::TooLarge;
+        if !is_too_large && logged_at.is_none_or(|logged_at| now.since(logged_at) >= LOG_INTERVAL) {
             warn!("etcd cannot serve; trying again: {}", failure.text);
             logged_at = Some(now);
         }
