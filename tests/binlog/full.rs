@@ -317,22 +317,38 @@ fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
     assert!(more > 500, "{more} puts after 900 jobs of one file were deleted");
 }
 
+/// Some of the jobs of each file are deleted, and a limit leaves space for few jobs of the largest size.
+#[test]
+fn space_comes_back_below_a_limit_of_few_large_jobs() {
+    let options = UNSYNCED.with_max_job_size(1 << 20).with_limit(8 << 20);
+    let body = "x".repeat(6_000);
+    let (_, mut server, count) = start_and_fill(1 << 30, options, &body);
+    (1..=count).filter(|id| id * 40_503 % 65_536 < 32_768).for_each(|id| server.delete(id));
+    server.idle(1_000);
+    let more = fill(&mut server, &body);
+    assert!(more > count / 3, "{more} puts after half of {count} jobs was deleted");
+}
+
+/// And at most a 32nd in any case, unless that is very small.
 #[test]
 fn a_file_is_at_most_a_64th_of_the_disk_if_records_fit() {
     for (capacity, max_job_size, expected) in [
         (1 << 30, 60_000, 1 << 20),
         (64 << 20, 60_000, 1 << 20),
         ((64 << 20) - 1, 60_000, 512 << 10),
-        (1 << 20, 60_000, 64 << 10),
+        (2 << 20, 60_000, 64 << 10),
+        (1 << 20, 60_000, 32 << 10),
         (1 << 20, 1000, 16 << 10),
-        (1 << 20, 1 << 20, 1 << 20),
+        (64 << 20, 1 << 20, 1 << 20),
+        (16 << 20, 1 << 20, 512 << 10),
+        (1 << 20, 1 << 20, 32 << 10),
     ] {
         let disk = FakeDisk::with_capacity(capacity);
         let options = Options::synced(1 << 20).with_max_job_size(max_job_size);
         let _server = Instance::start(&disk, options, START);
         let files = disk.live_files();
         let found = files.values().next().unwrap().len() as u64;
-        assert_eq!(found, expected.min(capacity), "{capacity} bytes, bodies of {max_job_size}");
+        assert_eq!(found, expected, "{capacity} bytes, bodies of {max_job_size}");
     }
 }
 

@@ -204,9 +204,11 @@ impl Binlog {
         let most = u64::from(self.settings.binlog_file_size);
         let capacity = self.space.capacity.min(self.settings.max_binlog_bytes);
         let least = u64::from(self.settings.max_job_size) + MAX_RECORD_HEAD;
+        // The headroom holds the jobs of such a file. A longer record has a file of its own.
+        let movable = SMALL_HEADROOM.max(capacity / HEADROOM_SHARE);
         // By halves, so that it does not change with every block that other programs write.
         let mut size = most;
-        while size > capacity / MIN_FILES && size / 2 >= least {
+        while size > movable || (size > capacity / MIN_FILES && size / 2 >= least) {
             size /= 2;
         }
         self.space.file_size = size.next_multiple_of(BLOCK).min(most);
