@@ -30,7 +30,8 @@ pub fn line(job: &Fields, body: &[u8], now: u64) -> Fields {
     let mut line = Fields(copies(&["id", "tube", "state", "pri", "delay", "ttr"]).collect());
     line.push("created_at_ns", now.saturating_sub(job.number("age") * NANOS));
     if job.text("state") == "delayed" {
-        line.push("due_at_ns", now + job.number("time-left") * NANOS);
+        // Whole seconds are shown, and no delay ends early.
+        line.push("due_at_ns", now + (job.number("time-left") + 1) * NANOS);
     }
     line.0.extend(copies(&["reserves", "timeouts", "releases", "buries", "kicks"]));
     line.push_body(body);
@@ -100,7 +101,7 @@ mod tests {
             let line = line(&job, body, 100 * NANOS).to_string();
             let tube = Some("mail".into());
             let dumped =
-                Dumped { tube, pri: 3, delay: 20, ttr: 9, tags: String::new(), body: body.into() };
+                Dumped { tube, pri: 3, delay: 21, ttr: 9, tags: String::new(), body: body.into() };
             assert_eq!(put(&line), Ok(dumped), "{line}");
         }
     }

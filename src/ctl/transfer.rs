@@ -184,9 +184,9 @@ fn give_back(conn: &mut Conn, job: &Fields) -> Result {
     conn.ask(&request).map(|_| ())
 }
 
-/// Returns the rest of the delay of a job, in seconds: at least 1 while it is delayed.
+/// Returns the rest of the delay of a job, in seconds. Whole ones are shown, and no delay ends early.
 fn delay_left(job: &Fields) -> u64 {
-    if job.text("state") == "delayed" { job.number("time-left").max(1) } else { 0 }
+    if job.text("state") == "delayed" { job.number("time-left") + 1 } else { 0 }
 }
 
 /// Writes jobs to stdout.
