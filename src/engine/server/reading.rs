@@ -81,7 +81,7 @@ impl<S> Server<S> {
         for index in 0..self.links.numbers_end() {
             self.with(ConnKey::from_index(index), |c, s| {
                 if c.is_unread(takes_text) && is_short {
-                    debug!("connection {index}: its reply is unread, and its memory wanted");
+                    debug!("connection {}: its reply is unread, and its memory wanted", c.id());
                     c.fail(s);
                 }
             });
