@@ -96,6 +96,8 @@ pub enum BodiesFor {
 /// Units of work to read a body from the page cache, and so are each this many bytes of it.
 const WORK_PER_BODY: usize = 8;
 const READ_BYTES_PER_WORK: usize = 512;
+/// At most this many replies wait for the disk, because one iteration makes all that wait for one read.
+const MOST_READERS: usize = 64;
 /// The time until the next reply of a class is tried after one had too little memory.
 const RETRY_PAUSE: Nanos = Nanos::from_millis(100);
 /// A reply that has waited for this time is refused when the system has no memory for it. From then on clients that
@@ -360,6 +362,11 @@ pub fn start_reply(c: &mut Conn, s: &mut Store) {
     }
     s.queue.work.end(rest);
     go_on(c, s, fetched.is_ok());
+}
+
+/// Returns whether the next connection may have its turn.
+pub fn may_take_turn(s: &Store) -> bool {
+    s.reads.reading.len() < MOST_READERS && s.queue.may_begin_read()
 }
 
 /// Begins the next read of the connection whose turn it is, or joins one that was begun.

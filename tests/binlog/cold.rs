@@ -689,24 +689,32 @@ fn other_files_are_compacted_while_one_is_moved_away() {
     }
 }
 
+/// Each waits for the disk, all wait for one read, or for the next try.
 #[test]
-fn many_finished_reads_take_several_iterations() {
-    let mut server = start_with_late_reads();
-    let ids: Vec<u64> = (0..400).map(|_| server.put_of(50)).collect();
-    let workers: Vec<Client> = ids.iter().map(|_| server.connect()).collect();
-    for &worker in &workers {
-        server.receive(worker, "reserve\r\n");
+fn many_waiting_replies_take_several_iterations() {
+    for (most, command, faults) in
+        [(4, "reserve\r\n", 0), (64, "peek 1\r\n", 0), (256, "peek 1\r\n", 1)]
+    {
+        let mut server = start();
+        server.disk.hold_reads(faults == 0);
+        server.fail_reads(vec![ReadFault::TooManyFiles; faults]);
+        (0..600).for_each(|_| _ = server.put_of(50));
+        let workers: Vec<Client> = (0..600).map(|_| server.connect()).collect();
+        for &worker in &workers {
+            server.receive(worker, command);
+        }
+        server.settle();
+        server.disk.faults().reads_left = None;
+        server.now = server.now + Nanos::from_millis(101);
+        let iterations = server.iterate_until_replied(&workers, 200);
+        assert!(iterations >= 600 / most, "{iterations} iterations for 600 replies");
     }
-    server.settle();
-    server.disk.faults().reads_left = None;
-    let iterations = server.iterate_until_replied(&workers, 200);
-    assert!(iterations >= 400 / 4, "{iterations} iterations for 400 replies");
 }
 
 /// The disk was busy when they asked, and the system has read ahead meanwhile; or each read costs 2 us at once.
 #[test]
 fn bodies_in_the_page_cache_are_read_in_several_iterations() {
-    for (count, jobs, is_held) in [(20, 500, true), (1, 1000, false)] {
+    for (count, jobs, is_held) in [(20, 500, true), (1, 800, false)] {
         let mut server = start();
         (0..jobs).for_each(|_| _ = server.put_of(10));
         let clients: Vec<Client> = (0..count).map(|_| server.connect()).collect();

@@ -9,7 +9,8 @@ use crate::engine::conn::Doing;
 use crate::engine::keys::ConnKey;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
-    PATIENCE, WantedBodies, give_up, go_on, start_reply, take_body, take_turn, wanted_of,
+    PATIENCE, WantedBodies, give_up, go_on, may_take_turn, start_reply, take_body, take_turn,
+    wanted_of,
 };
 use crate::engine::store::Store;
 use crate::engine::time::Nanos;
@@ -29,7 +30,8 @@ impl<S> Server<S> {
         }
         let can_go_on = |it: &WantedBodies| it.fits(&self.store) || it.needs_cache(&self.store);
         let has_freed = !queue.body_cache.read_bodies.memory.freed.borrow().is_empty();
-        let has_turns = queue.may_begin_read() && reads.turns.iter().any(|turns| !turns.is_empty());
+        let has_turns =
+            may_take_turn(&self.store) && reads.turns.iter().any(|turns| !turns.is_empty());
         if has_freed || has_turns || self.fronts().any(can_go_on) {
             return Nanos::ZERO;
         }
@@ -130,7 +132,7 @@ impl<S> Server<S> {
     fn begin_reads(&mut self) {
         let mut has_work = true;
         while has_work
-            && self.store.queue.may_begin_read()
+            && may_take_turn(&self.store)
             && let Some(key) = self.store.reads.take_turn()
         {
             self.with(key, take_turn);
