@@ -16,8 +16,6 @@ use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use log::debug;
 
-/// Units of work to take a record that the disk has read.
-const WORK_PER_READ: usize = 8;
 /// The time between two looks for clients that take nothing of a reply.
 const LOOK_PAUSE: Nanos = Nanos::from_secs(1);
 
@@ -140,10 +138,10 @@ impl<S> Server<S> {
         }
     }
 
-    /// Passes what the disk has read to the replies that wait for it.
+    /// Passes what the disk has read to the replies that wait for it: few reads are with the disk, with few replies
+    /// each.
     fn finish_reads(&mut self) {
         while let Some((read, record)) = self.store.queue.finished_read() {
-            self.store.queue.work.spend(WORK_PER_READ);
             // Compaction may have moved the record meanwhile, and its old file may be gone.
             let is_gone = record.is_err() && self.store.queue.has_moved(read);
             let (mut record, mut body) = (Some(record), None);
