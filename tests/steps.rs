@@ -6,6 +6,7 @@ mod harness;
 use harness::driver::{Client, Driver, End, Facts, Limits, Nanos, Options, START};
 use harness::fake_disk::FakeDisk;
 use harness::reply::numbers;
+use harness::request::put;
 use harness::yaml;
 use std::collections::BTreeSet;
 use std::num::NonZero;
@@ -898,4 +899,19 @@ fn a_job_that_is_buried_right_after_a_flush_is_not_flushed() {
     driver.settle();
     assert_eq!(driver.take_text(flusher), "FLUSHED 100\r\n");
     assert_eq!(driver.buried("default"), [101]);
+}
+
+/// A deleted body is freed in steps, and its memory is for those that arrive.
+#[test]
+fn small_bodies_take_no_memory_before_a_large_one_is_freed() {
+    let (mut driver, clients) = start_with::<60>(|it| {
+        (it.settings.max_memory_bytes, it.settings.max_job_size) = (17 << 20, 16 << 20);
+    });
+    driver.ask(clients[0], put(0, 0, 9, vec![b'x'; 16 << 20]));
+    driver.ask(clients[0], "delete 1\r\n");
+    let small = put(0, 0, 9, [b'x'; 4_000]).repeat(80);
+    clients.iter().for_each(|&client| driver.receive(client, &small));
+    // Steps alone would take 16 iterations.
+    (0..8).for_each(|_| _ = driver.iterate());
+    assert_ne!(driver.next_due(), Some(Nanos::ZERO), "some of it is not freed");
 }
