@@ -377,8 +377,15 @@ fn a_backlog_of_50000_jobs_of_one_tube_or_client_delays_no_other() {
     server.until(JOBS / 1_100..=JOBS, MOST_MOVES / 4, |driver| driver.facts().delayed == 0);
     // One client reserves all jobs, and their TTR ends together with the wait of another client.
     server.hold("backlog", JOBS);
-    server.pass(Nanos::from_secs(9_000));
+    server.pass(Nanos::from_secs(1));
+    server.fill("left", 0, 1_000);
+    let leaver = server.driver.connect();
+    server.driver.ask(leaver, "watch left\r\nreserve-batch 1000\r\n");
+    server.pass(Nanos::from_secs(8_999));
     assert_eq!(server.reply(waiter, "\n", 1..=20), "TIMED_OUT\r\n");
+    // Nor are the jobs late of one that is gone.
+    server.driver.end(leaver, End::HangUp);
+    server.until(0..=20, 2 * MOST_MOVES, |driver| driver.facts().closing == 0);
     assert!(server.driver.facts().reserved > 0, "the backlog was too small");
 }
 
