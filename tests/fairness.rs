@@ -688,33 +688,105 @@ fn long_replies_to_many_clients_are_sent_in_several_iterations() {
     assert_eq!(driver.take_text(short), "USING default\r\n");
 }
 
-/// What they cost counts, so that an iteration ends in time.
+/// Sends the command of each of these clients. About `most` of them are served in the next iteration: what a command
+/// costs counts, so that an iteration ends in time.
+#[track_caller]
+fn expect_served(
+    driver: &mut Driver,
+    clients: &[Client],
+    most: usize,
+    command: &dyn Fn(usize) -> String,
+) {
+    for (number, &client) in clients.iter().enumerate() {
+        driver.receive(client, command(number));
+    }
+    driver.iterate();
+    let served = clients.iter().filter(|&&client| driver.unread(client) == 0).count();
+    let example = command(1);
+    assert!((most / 3..=most + 2).contains(&served), "{served} clients: {example:.20}");
+}
+
 #[test]
 fn commands_of_many_clients_that_cost_more_than_others_take_more_iterations() {
+    const TUBES: usize = 40;
+    const JOBS_IN_PAGE: usize = 32;
     let mut driver = Driver::new(Options::DEFAULT, START);
-    let producer = driver.connect();
+    let [producer, holder] = driver.clients();
+    let watch = |count| (0..count).map(|tube| format!("watch {tube}\r\n")).collect::<String>();
+    let put_with_key = |tube: &str, key| format!("put-in-tube {tube} 0 0 9 0 con:{key}\r\n\r\n");
+    // Jobs with keys; one with a body; and those of 60 memory pages of bodies, of which each has one left.
+    driver.ask(producer, (1..=300).map(|key| put_with_key("keys", key)).collect::<String>());
     driver.ask(producer, put(0, 0, 9, "x".repeat(3_900)));
-    for _ in 0..3_000 {
-        let waiter = driver.connect();
-        driver.ask(waiter, "watch waited\r\nignore default\r\n");
-        driver.receive(waiter, "reserve\r\n");
+    driver.ask(producer, put(0, 0, 9, "x".repeat(4_096)).repeat(60 * JOBS_IN_PAGE));
+    let in_pages = (0..60 * JOBS_IN_PAGE).filter(|job| job % JOBS_IN_PAGE > 0);
+    driver
+        .ask(producer, in_pages.map(|job| format!("delete {}\r\n", 302 + job)).collect::<String>());
+    // Jobs that are reserved, and as many that their keys block.
+    let keys = 1_000..1_000 + TUBES * 32;
+    for key in keys.clone() {
+        driver.ask(producer, put_with_key(&format!("held-{}", key % TUBES), key));
     }
-    driver.ask(producer, (0..1_000).map(|tube| format!("watch {tube}\r\n")).collect::<String>());
-    for (command, most) in [
-        ("list-tube-used\r\n", 256),
-        ("peek 1\r\n", 100),
-        ("list-tubes\r\n", 20),
-        ("stats-tube waited\r\n", 15),
+    let tubes = (0..TUBES).map(|tube| format!("watch held-{tube}\r\n")).collect::<String>();
+    driver.ask(holder, tubes + "ignore default\r\nreserve-batch 1000\r\nreserve-batch 1000\r\n");
+    driver.ask(producer, keys.map(|key| put_with_key("blocked", key)).collect::<String>());
+    let waiters: Vec<Client> = (0..3_000).map(|_| driver.connect()).collect();
+    for waiter in waiters {
+        driver.receive(waiter, "watch waited\r\nignore default\r\nreserve\r\n");
+    }
+    driver.ask(producer, watch(900));
+    let clients: [Client; 300] = driver.clients();
+    for client in clients {
+        driver.receive(client, watch(100) + "ignore default\r\nreserve-with-timeout 0\r\n");
+    }
+    driver.settle();
+    for (most, command) in [
+        (256, &(|_| "list-tube-used\r\n".to_owned()) as &dyn Fn(usize) -> String),
+        (100, &|_| "peek 301\r\n".to_owned()),
+        (20, &|_| "list-tubes\r\n".to_owned()),
+        (92, &|_| "list-tubes-watched\r\n".to_owned()),
+        (15, &|_| "stats-tube waited\r\n".to_owned()),
+        // It is taken from its group, and comes back.
+        (195, &|number| format!("reserve-job {}\r\n", 1 + number)),
+        (124, &|number| format!("release {} 0 0\r\n", 1 + number)),
+        // Each frees a memory page.
+        (128, &|number| format!("delete {}\r\n", 302 + number * JOBS_IN_PAGE)),
+        // It compares 256 jobs.
+        (28, &|_| "use blocked\r\npeek-ready\r\n".to_owned()),
+        // It frees 32 slots, and offers 32 jobs.
+        (10, &|number| format!("flush-tube held-{number}\r\n")),
+        // 300 clients look at the tube again when they reserve.
+        (44, &|number| format!("put-in-tube {number} 0 0 9 0\r\n\r\n")),
         // A part of a body that is read.
-        (&*format!("put 0 0 9 60000\r\n{}", "x".repeat(16_000)), 200),
+        (200, &|_| format!("put 0 0 9 60000\r\n{}", "x".repeat(16_000))),
     ] {
+        expect_served(&mut driver, &clients, most, command);
+        driver.advance(Nanos::from_millis(1));
+    }
+}
+
+/// Bodies are read from the page cache, or many are dropped for the memory of one.
+#[test]
+fn peeks_of_bodies_on_disk_take_more_iterations() {
+    const LARGE: usize = 3_000_000;
+    let empty = put(0, 0, 9, "").repeat(9 * 2_048);
+    for (most, cache, len, jobs, others) in
+        [(124, 0, 10, 300, &[][..]), (27, 0, 60_000, 40, &[]), (8, 1 << 20, LARGE, 1, &empty)]
+    {
+        let mut options = Options::DEFAULT;
+        options.settings.body_cache_bytes = Some(cache);
+        options.settings.max_job_size = u32::try_from(LARGE).unwrap();
+        if cache > 0 {
+            options.settings.max_memory_bytes = 5 << 20;
+        }
+        let disk = FakeDisk::default();
+        let mut driver = Driver::start(options, Some(disk.boxed()), START).expect("the disk works");
+        let producer = driver.connect();
+        driver.ask(producer, put(0, 0, 9, "x".repeat(len)).repeat(jobs));
+        let replies = driver.ask(producer, others);
+        assert!(!replies.contains("OUT_OF_MEMORY"), "{} bytes", driver.job_bytes());
         let clients: [Client; 300] = driver.clients();
-        clients.iter().for_each(|&client| driver.receive(client, command));
-        driver.iterate();
-        let is_served = |&&client: &&Client| driver.unread(client) == 0;
-        let served = clients.iter().filter(is_served).count();
-        assert!((most / 3..=most + 2).contains(&served), "{served} clients: {command:.20}");
-        driver.settle();
+        let peek = |number| format!("peek {}\r\n", 1 + if jobs == 1 { 0 } else { number });
+        expect_served(&mut driver, &clients, most, &peek);
     }
 }
 
