@@ -26,51 +26,45 @@ cd "$scratch/here"
 HOME=$scratch/home PATH=$scratch/bin:$PATH
 export HOME PATH
 
-# Asks what is completed, and expects these words in any order: offers TYPED WORD...
+# Asks what is completed of a line, and expects these words in any order: offers TYPED WORD...
 offers() {
 	typed=$1
+	program=${typed%% *}
 	shift
-	ask "$program $typed"
+	ask "$typed"
 	printf '%s\n' "$@" | sort | grep . >"$scratch/expected" || true
 	sort -u "$scratch/offered" | grep . >"$scratch/sorted" || true
 	diff "$scratch/expected" "$scratch/sorted" >&2 || fail "$shell: to \`$typed' it offers the above"
 }
 
-# What is asked of each shell: the words typed, and what must be offered.
+# What is asked of each shell: the line that is typed, and what must be offered.
 conversations() {
-	program=beanstalkctl
 	while IFS='|' read -r typed words <&3; do
 		# shellcheck disable=SC2086
 		offers "$typed" $words
 	done 3<<-'LINES'
-		--ti|--timeout
-		dr|drain
-		jobs mail --state re|ready reserved
-		put mail --ke|--key
-		--timeout 3 dr|drain
-		--timeout 3 flush |of-default
-		-s 127.0.0.9:11301 flush |of-127.0.0.9:11301
-		--server=127.0.0.9:11301 flush |of-127.0.0.9:11301
-	LINES
-	program=beanstalkd
-	while IFS='|' read -r typed words <&3; do
-		# shellcheck disable=SC2086
-		offers "$typed" $words
-	done 3<<-'LINES'
-		--m|--max-connections --max-job-size --max-memory --metrics --metrics-tubes
-		--log-format |json text
-		-V --log-format j|json
-		-b j|jobs/
-		-b etc|etcd:// etcds://
-		--etcd-|--etcd-ca --etcd-cert --etcd-key --etcd-quota
-		--etcd-ca jou|journal
-		--import j|jobs/
-		--binlog-dir j|jobs/
-		-u roo|root
-		--socket-mode 66|660 666
-		-l 127|127.0.0.1
-		--ch|--check
-		-p |
+		beanstalkctl --ti|--timeout
+		beanstalkctl dr|drain
+		beanstalkctl jobs mail --state re|ready reserved
+		beanstalkctl put mail --ke|--key
+		beanstalkctl --timeout 3 dr|drain
+		beanstalkctl --timeout 3 flush |of-default
+		beanstalkctl -s 127.0.0.9:11301 flush |of-127.0.0.9:11301
+		beanstalkctl --server=127.0.0.9:11301 flush |of-127.0.0.9:11301
+		beanstalkd --m|--max-connections --max-job-size --max-memory --metrics --metrics-tubes
+		beanstalkd --log-format |json text
+		beanstalkd -V --log-format j|json
+		beanstalkd -b j|jobs/
+		beanstalkd -b etc|etcd:// etcds://
+		beanstalkd --etcd-|--etcd-ca --etcd-cert --etcd-key --etcd-quota
+		beanstalkd --etcd-ca jou|journal
+		beanstalkd --import j|jobs/
+		beanstalkd --binlog-dir j|jobs/
+		beanstalkd -u roo|root
+		beanstalkd --socket-mode 66|660 666
+		beanstalkd -l 127|127.0.0.1
+		beanstalkd --ch|--check
+		beanstalkd -p |
 	LINES
 }
 
@@ -96,18 +90,16 @@ in_bash() {
 	}
 	breaks=
 	conversations
-	program=beanstalkctl
-	offers '--server = 127.0.0.9 : 11301 --timeout = 3 flush o' of-127.0.0.9:11301
-	program=beanstalkd
-	offers '--log-format = j' json
-	offers '--log-format =' json text
-	offers '-l unix : j' jobs/ journal
-	offers '--listen = unix : jo' jobs/ journal
-	offers '-b etcd : '
+	offers 'beanstalkctl --server = 127.0.0.9 : 11301 --timeout = 3 flush o' of-127.0.0.9:11301
+	offers 'beanstalkd --log-format = j' json
+	offers 'beanstalkd --log-format =' json text
+	offers 'beanstalkd -l unix : j' jobs/ journal
+	offers 'beanstalkd --listen = unix : jo' jobs/ journal
+	offers 'beanstalkd -b etcd : '
 	# Each is one word.
 	breaks=' '
-	offers '--log-format=j' --log-format=json
-	offers '-l unix:jou' unix:journal
+	offers 'beanstalkd --log-format=j' --log-format=json
+	offers 'beanstalkd -l unix:jou' unix:journal
 	echo "bash $(bash -c 'echo "$BASH_VERSION"') completes"
 }
 
@@ -120,8 +112,8 @@ in_fish() {
 			cut -f 1 >"$scratch/offered"
 	}
 	conversations
-	offers '--log-format=j' --log-format=json
-	offers '-l unix:jou' unix:journal
+	offers 'beanstalkd --log-format=j' --log-format=json
+	offers 'beanstalkd -l unix:jou' unix:journal
 	echo "$(fish --version) completes"
 }
 
@@ -164,8 +156,8 @@ in_zsh() {
 			fail "zsh does not answer"
 	}
 	conversations
-	offers '--log-format=j' json
-	offers '-l unix:jou' journal
+	offers 'beanstalkd --log-format=j' json
+	offers 'beanstalkd -l unix:jou' journal
 	echo "$(zsh --version | cut -d ' ' -f 1,2) completes"
 }
 
