@@ -120,7 +120,7 @@ impl Cluster {
             fake: Fake::default(),
             now_ms: 0,
             ttl_secs,
-            servers: (0..count).map(|_| None).collect(),
+            servers: Vec::new(),
             ends: Vec::new(),
             terms: vec![Term::new(Files::new())],
             started: 0,
@@ -140,23 +140,47 @@ impl Cluster {
         self.world().script(server, kind, faults);
     }
 
+    /// The same for the first server, behind requests without a fault.
+    pub fn script_after(&self, sound: usize, kind: Kind, faults: impl IntoIterator<Item = Fault>) {
+        self.script(0, kind, vec![Fault::none(); sound]);
+        self.script(0, kind, faults);
+    }
+
     // ---- Processes ----
 
     pub fn start(&mut self, server: usize) {
+        self.servers.resize_with(self.servers.len().max(server + 1), || None);
         self.started += 1;
         let name = format!("server{server}.{}", self.started);
         let started = Server::new(&self.fake, server, name, self.ttl_secs, Duty::Lead);
         assert!(self.servers[server].replace(started).is_none(), "it runs");
     }
 
-    /// Starts a process that only reads the log, as `--dump` does, behind the servers.
-    pub fn start_reader(&mut self) {
+    /// Returns what a process reads that only reads the log, as `--dump` does, while the others go on and `act` is
+    /// called every 5 ms. It must end within this time.
+    pub fn read_beside(
+        &mut self,
+        within_ms: u64,
+        mut act: impl FnMut(&mut Cluster),
+    ) -> io::Result<Files> {
         let index = self.servers.len();
-        let mut server =
+        let mut reader =
             Server::new(&self.fake, index, "reader".to_owned(), self.ttl_secs, Duty::Read);
-        let files = read(server.requests.clone());
-        server.phase = Phase::Dumping(server.runtime.spawn(files));
-        self.servers.push(Some(server));
+        let files = read(reader.requests.clone());
+        reader.phase = Phase::Dumping(reader.runtime.spawn(files));
+        self.servers.push(Some(reader));
+        let end_ms = self.now_ms + within_ms;
+        while self.now_ms < end_ms {
+            act(self);
+            self.step(5);
+            let reader = self.server(index);
+            if let Phase::Dumping(reading) = &mut reader.phase
+                && reading.is_finished()
+            {
+                return reader.runtime.block_on(reading).expect("no panic");
+            }
+        }
+        panic!("the reader has no end within {within_ms} ms");
     }
 
     pub fn kill(&mut self, server: usize) {
@@ -341,10 +365,15 @@ impl Cluster {
         self.change(index, Change::Append(self.newest(index) + 1, record.to_vec()));
     }
 
-    /// Appends a record, and runs until it is acknowledged. Returns how long that took.
-    pub fn store(&mut self, index: usize, record: &[u8]) -> u64 {
+    /// Appends a record, and runs until it is acknowledged.
+    pub fn store(&mut self, index: usize, record: &[u8]) {
         self.put(index, record);
-        self.settle()
+        self.settle();
+    }
+
+    pub fn store_in_next_file(&mut self, index: usize, record: &[u8]) {
+        self.put_into_next_file(index, record);
+        self.settle();
     }
 
     /// Stores some records, each in a chunk of its own.
@@ -527,13 +556,6 @@ impl Server {
     pub fn may_answer(&self) -> bool {
         self.enter();
         self.shared.check().is_ok()
-    }
-
-    /// Returns what a process has read that only reads, after its end.
-    pub fn dumped(&mut self) -> Option<io::Result<Files>> {
-        let Phase::Dumping(reading) = &mut self.phase else { panic!("it leads") };
-        let is_over = reading.is_finished();
-        is_over.then(|| self.runtime.block_on(reading).expect("no panic"))
     }
 
     pub fn standing(&self) -> Standing {
