@@ -17,7 +17,7 @@ use beanstalkd::testing::{
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
     Steps, Stream, are_refused, copy, inspect, listen, refuse_after,
 };
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -256,10 +256,17 @@ thread_local! {
     static CLOSES: Cell<u64> = const { Cell::new(0) };
 }
 
-impl Drop for Pipe {
-    fn drop(&mut self) {
+impl Stream for Pipe {
+    fn end_output(&mut self) -> io::Result<()> {
         let number = CLOSES.replace(CLOSES.get() + 1);
         self.0.borrow_mut().closed = Some(number);
+        Ok(())
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.end_output().expect("a pipe does not fail");
     }
 }
 
@@ -765,60 +772,25 @@ impl<'d> Subject<'d> {
     }
 }
 
-/// An HTTP connection: request bytes in, response bytes out.
+/// An HTTP connection: request bytes in, response bytes out. Its client reads when the test calls for it.
 pub struct Http {
-    conn: HttpConn<HttpPipe>,
+    conn: HttpConn<Pipe>,
     pub now: Nanos,
-}
-
-/// The stream of an HTTP connection, whose client reads when the test calls for it.
-#[derive(Debug, Default)]
-struct HttpPipe {
-    input: VecDeque<u8>,
-    output: Vec<u8>,
-    /// The number of bytes that the client still takes.
-    room: usize,
-    has_ended: bool,
-}
-
-impl Read for HttpPipe {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.input.is_empty() {
-            Err(ErrorKind::WouldBlock.into())
-        } else {
-            self.input.read(buffer)
-        }
-    }
-}
-
-impl Write for HttpPipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = bytes.len().min(self.room);
-        self.output.extend_from_slice(&bytes[..count]);
-        self.room -= count;
-        if count == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(count) }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Stream for HttpPipe {
-    fn end_output(&mut self) -> io::Result<()> {
-        self.has_ended = true;
-        Ok(())
-    }
 }
 
 impl Http {
     /// Opens a connection.
     pub fn open(now: Nanos) -> Http {
-        Http { conn: HttpConn::new(HttpPipe::default(), now), now }
+        let wire = Wire { room: Some(0), ..Wire::default() };
+        Http { conn: HttpConn::new(Pipe(Rc::new(RefCell::new(wire))), now), now }
+    }
+
+    fn wire(&self) -> RefMut<'_, Wire> {
+        self.conn.stream.0.borrow_mut()
     }
 
     pub fn receive(&mut self, subject: Subject<'_>, bytes: impl AsRef<[u8]>) {
-        self.conn.stream.input.extend(bytes.as_ref());
+        self.wire().unread.extend(bytes.as_ref());
         self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
     }
 
@@ -833,10 +805,10 @@ impl Http {
 
     /// Returns the next bytes, of which the client takes at most `count`.
     pub fn take(&mut self, subject: Subject<'_>, count: usize) -> Vec<u8> {
-        self.conn.stream.room = count;
+        self.wire().room = Some(count);
         self.conn.serve(subject.state(), self.now).expect("the stream does not fail");
-        self.conn.stream.room = 0;
-        std::mem::take(&mut self.conn.stream.output)
+        self.wire().room = Some(0);
+        std::mem::take(&mut self.wire().sent)
     }
 
     /// Makes and sends the next piece. It is empty if the work of its slice makes no bytes.
@@ -846,15 +818,11 @@ impl Http {
     }
 
     pub fn is_done(&self) -> bool {
-        self.conn.stream.has_ended
+        self.wire().closed.is_some()
     }
 
     pub fn deadline(&self) -> Nanos {
         self.conn.deadline()
-    }
-
-    pub fn is_expired(&self) -> bool {
-        self.conn.deadline() <= self.now
     }
 }
 
