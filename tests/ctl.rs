@@ -296,13 +296,11 @@ fn check_has_the_codes_of_a_nagios_plugin() {
         assert!(done.out.starts_with("UNKNOWN: "), "{done:?}");
     }
     // Of several that are critical, the one that has waited longest.
-    let place = fake(|line| {
-        document(match line {
-            "list-tubes" => "---\n- a\n- b\n",
-            "list-jobs a ready 1" => "---\njobs:\n- {id: 7, age: 100}\n",
-            "list-jobs b ready 1" => "---\njobs:\n- {id: 8, age: 200}\n",
-            _ => "---\ncurrent-jobs-ready: 2\n",
-        })
+    let place = fake(|line| match line {
+        "list-tubes" => "---\n- a\n- b\n",
+        "list-jobs a ready 1" => "---\njobs:\n- {id: 7, age: 100}\n",
+        "list-jobs b ready 1" => "---\njobs:\n- {id: 8, age: 200}\n",
+        _ => "---\ncurrent-jobs-ready: 2\n",
     });
     let critical = "CRITICAL: b: 2 jobs wait, the oldest for 3 min; no worker watches; 1 more\n";
     place.expect("check", 2, critical, "");
@@ -315,15 +313,13 @@ fn check_has_the_codes_of_a_nagios_plugin() {
 #[test]
 fn a_tube_whose_jobs_were_deleted_between_two_looks_is_not_stuck() {
     let looks = AtomicU64::new(0);
-    let place = fake(move |line| {
-        document(&match line.split(' ').next().unwrap() {
-            "list-tubes" => "---\n- mail\n".into(),
-            "stats-tube" => {
-                let deletes = looks.fetch_add(1, Ordering::Relaxed);
-                format!("---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\ncmd-delete: {deletes}\n")
-            }
-            _ => "---\njobs:\n- {id: 7, age: 100}\n".into(),
-        })
+    let place = fake(move |line| match line.split(' ').next().unwrap() {
+        "list-tubes" => "---\n- mail\n".into(),
+        "stats-tube" => {
+            let deletes = looks.fetch_add(1, Ordering::Relaxed);
+            format!("---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\ncmd-delete: {deletes}\n")
+        }
+        _ => "---\njobs:\n- {id: 7, age: 100}\n".into(),
     });
     place.expect("check", 0, "OK: 1 tube, 2 ready, 0 buried\n", "");
 }
@@ -341,12 +337,10 @@ fn top_prints_one_table_after_the_other_until_it_is_interrupted() {
 /// In one look it is not known whether a job was just deleted.
 #[test]
 fn top_shows_a_stuck_tube_once_it_has_looked_long_enough() {
-    let place = fake(|line| {
-        document(match line.split(' ').next().unwrap() {
-            "list-tubes" => "---\n- mail\n",
-            "stats-tube" => "---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\n",
-            _ => "---\njobs:\n- {id: 7, age: 100}\n",
-        })
+    let place = fake(|line| match line.split(' ').next().unwrap() {
+        "list-tubes" => "---\n- mail\n",
+        "stats-tube" => "---\ncurrent-jobs-ready: 2\ncurrent-watching: 1\n",
+        _ => "---\njobs:\n- {id: 7, age: 100}\n",
     });
     let lines = place.top("3", "mail", 3);
     let is_stuck = lines.iter().map(|line| line.contains("stuck")).collect::<Vec<_>>();
@@ -355,12 +349,10 @@ fn top_shows_a_stuck_tube_once_it_has_looked_long_enough() {
 
 #[test]
 fn top_shows_the_whole_rule_in_80_columns() {
-    let place = fake(|line| {
-        document(&match line.split(' ').next().unwrap() {
-            "list-tubes" => format!("---\n- {}\n", "x".repeat(200)),
-            "stats-tube" => "---\ncurrent-jobs-ready: 123456\ncurrent-jobs-buried: 12345\n".into(),
-            _ => "---\njobs:\n- {id: 7, age: 4800, delay: 3600}\n".into(),
-        })
+    let place = fake(|line| match line.split(' ').next().unwrap() {
+        "list-tubes" => format!("---\n- {}\n", "x".repeat(200)),
+        "stats-tube" => "---\ncurrent-jobs-ready: 123456\ncurrent-jobs-buried: 12345\n".into(),
+        _ => "---\njobs:\n- {id: 7, age: 4800, delay: 3600}\n".into(),
     });
     let lines = place.top("", "", 2);
     assert!(lines[1].contains(" no-worker") && lines[1].contains(" 20m "), "{lines:?}");
@@ -429,11 +421,15 @@ fn a_job_has_its_body() {
     });
 }
 
-/// Serves one connection: replies to each line with what `answer` returns.
-fn fake(answer: impl Fn(&str) -> String + Send + 'static) -> Place {
+/// Serves one connection: replies to each line with what `answer` returns, a document or bytes.
+fn fake<A: AsRef<str>>(answer: impl Fn(&str) -> A + Send + 'static) -> Place {
     fake_with(move |stream| {
         for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
-            stream.write_all(answer(&line).as_bytes()).unwrap();
+            let mut text = answer(&line).as_ref().to_owned();
+            if text.starts_with("---\n") {
+                text = format!("OK {}\r\n{text}\r\n", text.len());
+            }
+            stream.write_all(text.as_bytes()).unwrap();
         }
     })
 }
@@ -446,17 +442,12 @@ fn fake_with(serve: impl Fn(&mut TcpStream) + Send + 'static) -> Place {
     place
 }
 
-/// Returns an answer with this document.
-fn document(text: &str) -> String {
-    format!("OK {}\r\n{text}\r\n", text.len())
-}
-
 #[test]
 fn a_lost_connection_is_no_server_without_lists() {
     let place = fake(|line| match line {
-        "stats-tube bill" => document("---\ncurrent-jobs-buried: 2\n"),
+        "stats-tube bill" => "---\ncurrent-jobs-buried: 2\n".into(),
         "list-jobs default any 1" => "x".repeat(2_000),
-        _ => document("---\njobs: []\n"),
+        _ => "---\njobs: []\n".into(),
     });
     assert_eq!(place.run("failed bill").code, 3);
 }
@@ -466,9 +457,9 @@ fn a_lost_connection_is_no_server_without_lists() {
 fn a_tube_with_999_workers_has_workers() {
     let clients: String = (1..=999).map(|id| format!("- {{id: {id}}}\n")).collect();
     let place = fake(move |line| match line {
-        "list-clients 1000 0 mail" => document(&format!("---\nclients:\n{clients}")),
-        "list-tubes" => document("---\n"),
-        _ => document("---\nclients: []\n"),
+        "list-clients 1000 0 mail" => format!("---\nclients:\n{clients}"),
+        "list-tubes" => "---\n".into(),
+        _ => "---\nclients: []\n".into(),
     });
     let done = place.run("workers mail");
     assert_eq!((done.code, done.out.lines().count(), &*done.err), (0, 1_000, ""));
@@ -692,11 +683,11 @@ fn move_keeps_priority_ttr_and_delay() {
 fn a_job_that_a_worker_reserves_meanwhile_is_reported() {
     let looks = AtomicU64::new(0);
     let place = fake(move |line| match line.split(' ').next().unwrap() {
-        "reserve-job" => "NOT_FOUND\r\n".into(),
+        "reserve-job" => "NOT_FOUND\r\n",
         "stats-job" if looks.fetch_add(1, Ordering::Relaxed) > 0 => {
-            document("---\nid: 7\ntube: from\nstate: reserved\n")
+            "---\nid: 7\ntube: from\nstate: reserved\n"
         }
-        _ => document("---\nid: 7\ntube: from\nstate: ready\n"),
+        _ => "---\nid: 7\ntube: from\nstate: ready\n",
     });
     let held = "beanstalkctl: job 7: a worker holds it\n";
     place.expect("move from to 7 --yes", 1, "moved 0\n", held);
@@ -757,19 +748,19 @@ fn a_job_that_a_worker_had_for_a_moment_is_taken_too() {
     for lists in [true, false] {
         let reserves = AtomicU64::new(0);
         let place = fake(move |line| match line.split(' ').next().unwrap() {
-            "stats-tube" => document("---\ncurrent-jobs-ready: 1\n"),
-            "list-jobs" if lists => document("---\njobs:\n- {id: 7, state: ready}\n"),
-            "peek-ready" => "FOUND 7 1\r\nx\r\n".into(),
-            "stats-job" => document("---\nid: 7\ntube: from\nstate: ready\n"),
+            "stats-tube" => "---\ncurrent-jobs-ready: 1\n",
+            "list-jobs" if lists => "---\njobs:\n- {id: 7, state: ready}\n",
+            "peek-ready" => "FOUND 7 1\r\nx\r\n",
+            "stats-job" => "---\nid: 7\ntube: from\nstate: ready\n",
             "reserve-job" if reserves.fetch_add(1, Ordering::Relaxed) > 1 => {
-                "RESERVED 7 1\r\nx\r\n".into()
+                "RESERVED 7 1\r\nx\r\n"
             }
-            "reserve-job" => "NOT_FOUND\r\n".into(),
-            "use" => "USING to\r\n".into(),
-            "put" => String::new(),
-            "x" => "INSERTED 8\r\n".into(),
-            "delete" => "DELETED\r\n".into(),
-            _ => "UNKNOWN_COMMAND\r\n".into(),
+            "reserve-job" => "NOT_FOUND\r\n",
+            "use" => "USING to\r\n",
+            "put" => "",
+            "x" => "INSERTED 8\r\n",
+            "delete" => "DELETED\r\n",
+            _ => "UNKNOWN_COMMAND\r\n",
         });
         place.expect("move from to --state ready --yes", 0, "moved 1\n", "");
     }
@@ -811,10 +802,10 @@ fn a_long_name_is_no_obstacle() {
 #[test]
 fn jobs_that_are_put_meanwhile_are_left_out() {
     let place = fake(|line| match line {
-        "list-jobs mail buried 1 0" => document("---\njobs:\n- {id: 1}\n"),
-        "list-jobs mail buried 100 0" => document("---\njobs:\n- {id: 1}\n- {id: 2}\n"),
-        _ if line.starts_with("kick-job") => "KICKED\r\n".into(),
-        _ => document("---\ncurrent-jobs-buried: 1\n"),
+        "list-jobs mail buried 1 0" => "---\njobs:\n- {id: 1}\n",
+        "list-jobs mail buried 100 0" => "---\njobs:\n- {id: 1}\n- {id: 2}\n",
+        _ if line.starts_with("kick-job") => "KICKED\r\n",
+        _ => "---\ncurrent-jobs-buried: 1\n",
     });
     place.expect("retry mail --all --yes", 0, "retried 1\n", "");
 }
