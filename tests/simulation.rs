@@ -149,10 +149,7 @@ fn simulate() {
         run(seed, number("STEPS").unwrap_or(STEPS))
     } else {
         let seconds = number("FOR_SECONDS").unwrap_or(60);
-        match seconds {
-            60 => println!("runs a randomized simulation for one minute"),
-            _ => println!("runs a randomized simulation for {seconds} seconds"),
-        }
+        println!("runs a randomized simulation for {seconds} seconds");
         run_seeds(Duration::from_secs(seconds))
     };
     let millis = u64::try_from(began_at.elapsed().as_millis()).unwrap().max(1);

@@ -81,7 +81,7 @@ struct LoggedKey {
 type Origin = (Rc<str>, Rc<[u8]>, Option<JobKey>);
 
 /// What a job became.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Version {
     /// `None`: it did not exist.
     job: Option<Job>,
@@ -110,7 +110,7 @@ impl Journal {
         if let (Some(job), false) = (&job, self.jobs.contains_key(&id)) {
             let origin = (Rc::clone(&job.tube), Rc::clone(&job.body), job.key.clone());
             self.origins.entry(id).or_default().push(origin);
-            let none = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
+            let none = Version { is_logged: true, ..Version::default() };
             self.jobs.insert(id, vec![none]);
         }
         let clock_offset = self.clock_offsets.len().saturating_sub(1);
@@ -296,7 +296,7 @@ impl Journal {
         deleted: &[u64],
         now: u64,
     ) {
-        let stored = Version { job: None, is_logged: true, at: 0, commits: 0, clock_offset: 0 };
+        let stored = Version { is_logged: true, ..Version::default() };
         let kept = kept_keys.iter();
         self.kept_keys =
             kept.map(|key| LoggedKey { key: key.clone(), version: stored.clone() }).collect();
@@ -312,9 +312,7 @@ impl Journal {
             let versions = all.map(|(index, job)| Version {
                 job: Some(job.clone()),
                 is_logged: index == 0,
-                at: 0,
-                commits: 0,
-                clock_offset: 0,
+                ..Version::default()
             });
             self.jobs.insert(*id, versions.collect());
         }

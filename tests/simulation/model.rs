@@ -429,9 +429,8 @@ impl Model {
             self.make_ready(id, now);
         }
         if ends_pause {
-            self.tube(name).pause = None;
             self.pauses_changed = self.next_seq();
-            self.serve_waiters(name, now);
+            self.end_pause(name, usize::MAX, now);
         }
     }
 
@@ -477,13 +476,6 @@ impl Model {
     fn end_wait(&mut self, number: ClientNumber, reply: &str) {
         self.waiters.retain(|waiter| waiter.client != number);
         self.reply(number, reply);
-    }
-
-    /// Hands ready jobs of the tube to the clients that wait for them.
-    fn serve_waiters(&mut self, tube: &str, now: u64) {
-        while let Some((waiter, id)) = self.next_served(tube) {
-            self.serve_waiter(waiter, id, now);
-        }
     }
 
     /// Returns the client that has waited longest for jobs of the tube, and the job that it gets.

@@ -385,11 +385,7 @@ impl Model {
     // ---- Peek and lists ----
 
     fn peek(&mut self, call: &Call<'_>, it: &Arguments) {
-        let id = it.ids[0];
-        match self.find(id) {
-            Some(_) => self.reply_job(call.by, "FOUND", id),
-            None => self.reply(call.by, "NOT_FOUND"),
-        }
+        self.reply_found(call, self.find(it.ids[0]).map(|job| job.id));
     }
 
     /// A blocked job is shown only if all are.
@@ -397,17 +393,19 @@ impl Model {
         let tube = Rc::clone(&self.clients[&call.by].used);
         let ready = self.in_order(|job| job.ready_in(&tube));
         let is_blocked = |id: &u64| self.find(*id).is_some_and(|job| self.is_blocked(job));
-        match ready.iter().find(|id| !is_blocked(id)).or(ready.first()).copied() {
-            Some(id) => self.reply_job(call.by, "FOUND", id),
-            None => self.reply(call.by, "NOT_FOUND"),
-        }
+        let shown = ready.iter().find(|id| !is_blocked(id)).or(ready.first());
+        self.reply_found(call, shown.copied());
     }
 
     /// Replies with the first job of the used tube that has such a rank.
     fn peek_first<R: Ord>(&mut self, call: &Call<'_>, rank: impl Fn(&Job, &str) -> Option<R>) {
         let ranked = self.in_order(|job| rank(job, &self.clients[&call.by].used));
-        match ranked.first() {
-            Some(&id) => self.reply_job(call.by, "FOUND", id),
+        self.reply_found(call, ranked.first().copied());
+    }
+
+    fn reply_found(&mut self, call: &Call<'_>, id: Option<u64>) {
+        match id {
+            Some(id) => self.reply_job(call.by, "FOUND", id),
             None => self.reply(call.by, "NOT_FOUND"),
         }
     }
