@@ -27,9 +27,7 @@ use getopts::{Matches, Options};
 use harness::process::raise_open_files;
 use report::{Row, Series};
 use scenarios::Scenario;
-use serde_json::json;
 use server::{Program, Server};
-use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
@@ -63,14 +61,13 @@ fn options() -> Options {
     options
         .optmulti("", "only", "only scenarios with this in their names; may be repeated", "TEXT")
         .optopt("", "rounds", "measured rounds (default: as the scenario says)", "N")
-        .optopt("", "json", "write all figures of all rounds to this file", "FILE")
         .optflag("", "instructions", INSTRUCTIONS)
         .optflag("", "list", "list the scenarios, measure nothing")
         .optflag("h", "help", "show this help");
     options
 }
 
-/// Does what the arguments ask for; returns what is wrong with them, or with a file.
+/// Does what the arguments ask for; returns what is wrong with them.
 fn run(arguments: &[String]) -> Result<(), String> {
     let matches = options().parse(arguments).map_err(|fail| fail.to_string())?;
     if matches.opt_present("help") {
@@ -112,8 +109,9 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
         eprintln!("bench: server and client share the only core: latencies mean nothing here");
     }
     let open_files = raise_open_files();
-    let versions = programs.iter().map(|program| (&program.name, &program.version));
-    let mut document = json!({ "servers": versions.collect::<BTreeMap<_, _>>(), "scenarios": {} });
+    for Program { name, version, .. } in &programs {
+        println!("{name}: {version}");
+    }
     for scenario in scenarios {
         let name = &scenario.name;
         if scenario.open_files > open_files {
@@ -127,12 +125,6 @@ fn measure(matches: &Matches, scenarios: &[Scenario]) -> Result<(), String> {
             continue;
         }
         report::print(scenario, &rows);
-        document["scenarios"][name] = report::json(&rows);
-        // After each scenario, so that an aborted benchmark leaves its figures.
-        if let Some(path) = matches.opt_str("json") {
-            std::fs::write(&path, format!("{document:#}\n"))
-                .map_err(|error| format!("{path}: {error}"))?;
-        }
     }
     Ok(())
 }

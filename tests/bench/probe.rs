@@ -8,8 +8,7 @@ use crate::load::Run;
 use crate::machine::Waits;
 use crate::report::Figures;
 use crate::server::{Measured, Server};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -141,10 +140,9 @@ pub struct Scrapes {
 pub fn scrape(address: SocketAddr, is_over: &AtomicBool) -> Scrapes {
     let mut scrapes = Scrapes::default();
     while !is_over.load(Ordering::Relaxed) {
-        let (start, mut page) = (Instant::now(), Vec::new());
-        let mut stream = TcpStream::connect(address).expect("the server listens");
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\n\r\n").expect("it is short");
-        stream.read_to_end(&mut page).expect("the server sends the page");
+        let (start, mut client) = (Instant::now(), Client::connect(address));
+        client.send("GET /metrics HTTP/1.1\r\nHost: bench\r\n\r\n");
+        let page = client.rest();
         assert!(page.starts_with(b"HTTP/1.1 200 "), "the page is not served");
         scrapes.pages += 1;
         scrapes.bytes += page.len();

@@ -1,8 +1,7 @@
-//! Figures: numbers with names, those of several rounds, and their output as a table and as JSON.
+//! Figures: numbers with names, those of several rounds, and their output as a table.
 
 use crate::scenarios::Scenario;
 use crate::server::Program;
-use serde_json::{Map, Value, json};
 
 /// What one round has come to. Names end with their unit.
 #[derive(Debug, Default, Clone)]
@@ -105,12 +104,4 @@ fn number(value: f64) -> String {
         ..1000.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     }
-}
-
-/// The rounds of all figures of a scenario, by server and name; `null` if the server was too slow.
-pub fn json(rows: &[Row<'_>]) -> Value {
-    let figures =
-        |series: &Series| Map::from_iter(series.0.iter().map(|(n, v)| (n.clone(), json!(v))));
-    let row = |row: &Row<'_>| (row.program.name.clone(), json!(row.series.as_ref().map(figures)));
-    Value::Object(rows.iter().map(row).collect())
 }
