@@ -115,10 +115,6 @@ pub fn failure(code: i32, text: &str) -> Failure {
     Failure::of_code(Some(code), format!("etcdserver: {text}"))
 }
 
-fn timed_out() -> Reply {
-    Reply::Failure(failure(14, "request timed out"))
-}
-
 impl Fault {
     pub fn none() -> Fault {
         Fault::late(1, 1)
@@ -139,7 +135,8 @@ impl Fault {
 
     /// The outcome is unknown to the server. The request is carried out at these times.
     pub fn unknown(applied_ms: &[u64]) -> Fault {
-        Fault { applied_ms: applied_ms.to_vec(), reply: timed_out() }
+        let timed_out = failure(14, "request timed out");
+        Fault { applied_ms: applied_ms.to_vec(), reply: Reply::Failure(timed_out) }
     }
 
     /// It is carried out again this time later.

@@ -978,10 +978,7 @@ fn rule_6_the_newest_file_can_be_cut_and_removed() {
         cluster.forget();
         restart(&mut cluster);
         assert_eq!(cluster.found()[&2].len(), 2 + 15 * 16 * 1024);
-        match cut {
-            Some(size) => cluster.cut_newest(0, size),
-            None => cluster.remove_newest(0),
-        }
+        cluster.cut_newest(0, cut);
         // Nothing was written behind it when the next server leads.
         cluster.settle();
         restart(&mut cluster);

@@ -352,13 +352,8 @@ impl Cluster {
         if newest == 0 || self.term(index).found.contains_key(&newest) {
             self.put_into_next_file(index, record);
         } else {
-            self.put_into_newest_file(index, record);
+            self.change(index, Change::Append(newest, record.to_vec()));
         }
-    }
-
-    /// Appends a record to the newest file, although this leader may not have begun it.
-    pub fn put_into_newest_file(&mut self, index: usize, record: &[u8]) {
-        self.change(index, Change::Append(self.newest(index), record.to_vec()));
     }
 
     pub fn put_into_next_file(&mut self, index: usize, record: &[u8]) {
@@ -383,13 +378,10 @@ impl Cluster {
         }
     }
 
-    pub fn cut_newest(&mut self, index: usize, size: usize) {
-        self.change(index, Change::Cut(self.newest(index), size));
-    }
-
-    /// Removes the newest file, which has no record.
-    pub fn remove_newest(&mut self, index: usize) {
-        self.change(index, Change::Remove(self.newest(index)));
+    /// Cuts the newest file to this size, or removes it, if it has no record.
+    pub fn cut_newest(&mut self, index: usize, size: Option<usize>) {
+        let newest = self.newest(index);
+        self.change(index, size.map_or(Change::Remove(newest), |size| Change::Cut(newest, size)));
     }
 
     /// Removes a file, counted from the oldest one, unless it is the newest one.
