@@ -138,6 +138,8 @@ impl Binlog {
         if !self.must_move() || !self.is_compaction_wanted() || !self.can_move() {
             return None;
         }
+        // A file that waits only for one that is free by now can be emptied.
+        self.files.count_free(self.sync.begun);
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
         // the records of the gap that it leaves.
         let must_fit = self.compaction.is_freeing || self.is_full();
