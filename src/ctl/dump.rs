@@ -1,7 +1,7 @@
 //! One job as a line of JSON, in the form of `beanstalkd --dump`. It must not know a server.
 
 use super::conn::Fields;
-use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, tag};
+use super::transfer::{DEFAULT_PRI, DEFAULT_TTR, delay_left, tag};
 use crate::engine::text::is_tube_name;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -29,9 +29,9 @@ pub fn line(job: &Fields, body: &[u8], now: u64) -> Fields {
     };
     let mut line = Fields(copies(&["id", "tube", "state", "pri", "delay", "ttr"]).collect());
     line.push("created_at_ns", now.saturating_sub(job.number("age") * NANOS));
-    if job.text("state") == "delayed" {
-        // Whole seconds are shown, and no delay ends early.
-        line.push("due_at_ns", now + (job.number("time-left") + 1) * NANOS);
+    let left = delay_left(job);
+    if left > 0 {
+        line.push("due_at_ns", now + left * NANOS);
     }
     line.0.extend(copies(&["reserves", "timeouts", "releases", "buries", "kicks"]));
     line.push_body(body);

@@ -184,8 +184,8 @@ fn give_back(conn: &mut Conn, job: &Fields) -> Result {
     conn.ask(&request).map(|_| ())
 }
 
-/// Returns the rest of the delay of a job, in seconds. Whole ones are shown, and no delay ends early.
-fn delay_left(job: &Fields) -> u64 {
+/// Returns the rest of the delay of a job, in seconds; 0 if it has none. Whole ones are shown, and no delay ends early.
+pub fn delay_left(job: &Fields) -> u64 {
     if job.text("state") == "delayed" { job.number("time-left") + 1 } else { 0 }
 }
 
