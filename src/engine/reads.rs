@@ -13,8 +13,8 @@
 //! So a worker waits for about 1 MiB, and for one body of each other connection, whatever those have asked for. While
 //! small and large replies want turns, a large body is followed by as many bytes of small replies, so that many small
 //! ones wait together for one large body. What is not begun is forgotten when its connection is closed. A body for
-//! which several connections wait is read once, also if one of them is compaction, which needs no turn. The server
-//! decides which of them goes on ([`server::reading`](super::server)), because it knows the connections.
+//! which several connections wait is read once for as many as may wait for the disk, also if one of them is
+//! compaction, which needs no turn. [`server::reading`](super::server), which has the connections, lets them go on.
 
 use super::binlog::reads::RecordRead;
 use super::commands::reserve::Reserve;

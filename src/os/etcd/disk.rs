@@ -42,7 +42,7 @@ pub enum Change {
     Truncate { file: FileNumber, size: u64 },
     /// Copies the chunks of a file to other keys, and removes the file.
     SetAside { file: FileNumber },
-    /// Replaces the format, which also tells that a binlog is imported.
+    /// Replaces the format. While a binlog is imported it is another one.
     Format { value: String },
 }
 

@@ -248,7 +248,7 @@ pub async fn ask_again<T>(
     }
 }
 
-/// Asks at most so many times, for a caller that has no lease to wait for.
+/// Asks again until `tries` have failed: no lease ends them before.
 pub async fn ask_often<T>(
     mut tries: usize,
     ask: impl AsyncFnMut() -> Result<T, Failure>,
