@@ -135,11 +135,12 @@ impl Binlog {
     /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
     pub fn next_to_move(&mut self) -> Option<Owner> {
+        // The last move may have freed a file, so that no further one is wanted; and a file that waits only for one
+        // that is free by now can be emptied.
+        self.files.count_free(self.sync.begun);
         if !self.must_move() || !self.is_compaction_wanted() || !self.can_move() {
             return None;
         }
-        // A file that waits only for one that is free by now can be emptied.
-        self.files.count_free(self.sync.begun);
         // On a full or nearly full disk a file is begun only if all of its jobs fit in other files, with
         // the records of the gap that it leaves.
         let must_fit = self.compaction.is_freeing || self.is_full();
@@ -218,7 +219,6 @@ impl Binlog {
     /// Notes that records of `len` bytes were moved. Returns their length.
     pub(super) fn note_moved(&mut self, len: u64) -> usize {
         self.compaction.debt_bytes = self.compaction.debt_bytes.saturating_sub(len);
-        self.files.count_free(self.sync.begun);
         usize::try_from(len).unwrap_or(usize::MAX)
     }
 
