@@ -4,7 +4,7 @@
 
 mod harness;
 
-use harness::driver::{Client, Driver, End, Facts, Nanos, Options, START};
+use harness::driver::{Client, Driver, End, Facts, Limits, Nanos, Options, START};
 use harness::fake_disk::FakeDisk;
 use harness::reply::numbers;
 use harness::request::put;
@@ -762,6 +762,26 @@ fn commands_of_many_clients_that_cost_more_than_others_take_more_iterations() {
         expect_served(&mut driver, &clients, most, command);
         driver.advance(Nanos::from_millis(1));
     }
+}
+
+/// Each worker looks at each tube again when it reserves.
+#[test]
+fn pipelined_puts_that_many_workers_see_take_more_iterations() {
+    const TUBES: usize = 30;
+    let limits = Limits { iteration_work: 512, ..Limits::DEFAULT };
+    let mut driver = Driver::new(Options { limits, ..Options::DEFAULT }, START);
+    let watch = (0..TUBES).map(|tube| format!("watch {tube}\r\n")).collect::<String>();
+    for _ in 0..400 {
+        let worker = driver.connect();
+        driver.receive(worker, format!("{watch}reserve-with-timeout 0\r\n"));
+    }
+    driver.settle();
+    let producer = driver.connect();
+    let puts = (0..TUBES).map(|tube| format!("put-in-tube {tube} 0 0 9 0\r\n\r\n"));
+    driver.receive(producer, puts.collect::<String>());
+    driver.iterate();
+    let puts = driver.facts().ready;
+    assert!((4..=7).contains(&puts), "{puts} puts in an iteration");
 }
 
 /// Bodies are read from the page cache, or many are dropped for the memory of one.

@@ -130,7 +130,7 @@ impl Work {
     pub fn must_wait(&mut self, units: usize) -> bool {
         let must_wait = units > self.most_at_once;
         if must_wait {
-            (self.left, self.outside) = (0, self.outside + self.left);
+            self.leave_rest();
         }
         must_wait
     }
@@ -147,9 +147,18 @@ impl Work {
         self.left -= price(count, per_unit);
     }
 
-    /// Spends the price of steps that the part has not caused alone: it may go on.
+    /// Spends the price of steps that the part has not caused alone: it may go on while the parts around it have
+    /// work left.
     pub fn spend_outside(&mut self, count: usize, per_unit: usize) {
         self.outside -= price(count, per_unit);
+        if self.left + self.outside <= 0 {
+            self.leave_rest();
+        }
+    }
+
+    /// Leaves the work of the part that runs to the parts around it.
+    fn leave_rest(&mut self) {
+        (self.left, self.outside) = (0, self.outside + self.left);
     }
 }
 
@@ -180,9 +189,12 @@ mod tests {
         work.spend_outside(80, 1);
         work.end(visit);
         assert!(work.is_left(), "90.5 of 100 are spent");
-        work.spend(9);
-        assert!(work.is_left());
-        work.spend(1);
+        let visit = work.give(50);
+        work.spend_outside(9, 1);
+        assert!(work.is_left(), "99.5 of 100 are spent");
+        work.spend_outside(1, 1);
+        assert!(!work.is_left(), "100.5 of 100 are spent");
+        work.end(visit);
         assert!(!work.is_left());
     }
 
