@@ -273,15 +273,18 @@ fn releases_on_a_small_full_disk_work_as_long_as_compaction_frees_their_records(
 }
 
 /// Deletes every second job of each file, the newer half of the jobs, or every third job of each file when releases
-/// have used what they may: that leaves enough to empty a file.
+/// have used what they may: that leaves enough to empty a file. In the last case a limit leaves space for few jobs of
+/// the largest size, and some jobs of each file are deleted.
 #[test]
 fn space_comes_back_after_half_or_a_third_of_the_jobs_is_deleted() {
     type IsDeleted = fn(u64, u64) -> bool;
-    let cases: [(u64, Options, usize, bool, IsDeleted, u64); 4] = [
+    let few_large = UNSYNCED.with_max_job_size(1 << 20).with_limit(8 << 20);
+    let cases: [(u64, Options, usize, bool, IsDeleted, u64); 5] = [
         (6 << 20, UNSYNCED, 1000, false, |id, _| id % 2 == 0, 3),
         (6 << 20, UNSYNCED, 1000, false, |id, count| id > count / 2, 3),
         (12 * 8192, SMALL_FILES, 3, false, |id, _| id % 2 == 0, 4),
         (6 << 20, UNSYNCED, 1000, true, |id, _| id % 3 == 0, 5),
+        (1 << 30, few_large, 6_000, false, |id, _| id * 40_503 % 65_536 < 32_768, 3),
     ];
     for (case, (capacity, options, body_len, releases, is_deleted, part)) in (1..).zip(cases) {
         let body = "x".repeat(body_len);
@@ -315,18 +318,6 @@ fn space_comes_back_out_of_any_large_file_on_a_small_disk() {
     server.idle(1_000);
     let more = fill(&mut server, &body);
     assert!(more > 500, "{more} puts after 900 jobs of one file were deleted");
-}
-
-/// Some of the jobs of each file are deleted, and a limit leaves space for few jobs of the largest size.
-#[test]
-fn space_comes_back_below_a_limit_of_few_large_jobs() {
-    let options = UNSYNCED.with_max_job_size(1 << 20).with_limit(8 << 20);
-    let body = "x".repeat(6_000);
-    let (_, mut server, count) = start_and_fill(1 << 30, options, &body);
-    (1..=count).filter(|id| id * 40_503 % 65_536 < 32_768).for_each(|id| server.delete(id));
-    server.idle(1_000);
-    let more = fill(&mut server, &body);
-    assert!(more > count / 3, "{more} puts after half of {count} jobs was deleted");
 }
 
 /// And at most a 32nd in any case, unless that is very small.
