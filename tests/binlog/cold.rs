@@ -883,20 +883,23 @@ fn a_job_that_is_deleted_while_the_bodies_of_others_are_read_is_in_no_reply() {
     assert_eq!(server.take_text(reader), reply);
 }
 
+/// Compaction waits for one of the reads too. Both clients get their replies.
 #[test]
-fn compaction_goes_on_beside_a_read_that_does_not_end() {
-    let mut server = start();
-    let [other, moved] = [server.put_of(300), server.put_of(400)];
-    let [reader] = server.clients();
-    server.disk.hold_reads(true);
-    server.wait_each(&[reader], format!("peek {moved}\r\n"));
+fn compaction_goes_on_beside_reads_that_do_not_end() {
+    let mut server = start_with_late_reads();
+    let ids = [server.put_of(300), server.put_of(400)];
+    let readers: [Client; 2] = server.clients();
+    for (reader, id) in readers.into_iter().zip(ids) {
+        server.wait_each(&[reader], format!("peek {id}\r\n"));
+    }
     server.make_garbage();
     server.disk.hold_reads(false);
     server.end_reads();
     server.make_garbage();
     assert!(!server.disk.names().contains("binlog.1:"), "{}", server.disk.names());
-    assert_eq!(server.take_text(reader), found(moved, 400));
-    server.expect_found(other, 300);
+    for (reader, (id, len)) in readers.into_iter().zip(ids.into_iter().zip([300, 400])) {
+        assert_eq!(server.take_text(reader), found(id, len));
+    }
 }
 
 #[test]
