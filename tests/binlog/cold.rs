@@ -353,20 +353,6 @@ fn a_large_reply_is_made_when_the_client_of_another_is_gone() {
     assert_eq!(server.take_text(other), found(ids[2], LEN));
 }
 
-#[test]
-fn a_job_whose_worker_waits_is_ready_again_as_soon_as_the_connection_is_gone() {
-    let mut server = start_with_late_reads();
-    let ids: Vec<u64> = (0..10).map(|_| server.put_of(1000)).collect();
-    let workers: [Client; 10] = server.clients();
-    server.wait_each(&workers, "reserve\r\n");
-    for (worker, &id) in workers.into_iter().zip(&ids) {
-        server.end(worker, End::HangUp);
-        server.settle();
-        assert_eq!(server.state(id), "ready");
-        assert_eq!(server.stat_of(id, "reserves"), 0);
-    }
-}
-
 /// The job came while the worker waited, with its body in memory.
 #[test]
 fn a_body_that_a_closed_worker_was_about_to_get_is_cold_again() {
@@ -379,19 +365,6 @@ fn a_body_that_a_closed_worker_was_about_to_get_is_cold_again() {
     server.end(worker, End::HangUp);
     server.settle();
     server.check();
-}
-
-#[test]
-fn a_ttr_that_begins_after_a_long_read_ends() {
-    let mut server = start_with_late_reads();
-    let id = server.put_of(1000);
-    let [worker] = server.clients();
-    assert_eq!(server.send(worker, "reserve\r\n"), "");
-    server.advance(Nanos::from_secs(70));
-    server.end_reads();
-    assert_eq!(server.take_text(worker), reserved(id, 1000));
-    server.advance(Nanos::from_secs(60));
-    assert_eq!(server.state(id), "ready");
 }
 
 #[test]
