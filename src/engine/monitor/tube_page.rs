@@ -12,6 +12,7 @@ use super::tube_scan::{self, Oldest, TubeStats};
 use crate::engine::conn::Conn;
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::protocol::stats;
+use crate::engine::queue::Queue;
 use crate::engine::queue::counts::CountedEvent;
 use crate::engine::queue::job::{Holder, Job, State};
 use crate::engine::queue::outcomes::{End, Outcomes};
@@ -60,10 +61,14 @@ impl ShownJob<'_> {
     /// Returns why the job is buried.
     fn why(&self) -> Option<String> {
         let State::Buried(_) = self.job.state else { return None };
-        let is_limit = |limit: std::num::NonZeroU16| self.job.returns >= limit.get();
-        Some(match self.view.queue.settings.bury_after.is_some_and(is_limit) {
-            true => format!("came back {}", CountOf(self.job.returns.into(), "time")),
-            false => "worker".to_owned(),
+        let &Job { id, returns, .. } = self.job;
+        let Queue { settings, body_cache, .. } = self.view.queue;
+        Some(if body_cache.unreadable.contains(&id) {
+            "its body cannot be read".to_owned()
+        } else if settings.bury_after.is_some_and(|limit| returns >= limit.get()) {
+            format!("came back {}", CountOf(returns.into(), "time"))
+        } else {
+            "worker".to_owned()
         })
     }
 }

@@ -40,7 +40,7 @@ pub struct BodyCache {
     /// The page of jobs of which [`Queue::evict_page`] drops the bodies next.
     next_page: usize,
     /// The ids of jobs whose bodies cannot be read, which was logged.
-    pub(super) unreadable: HashSet<u64>,
+    pub unreadable: HashSet<u64>,
     pub stats: ReadStats,
 }
 
