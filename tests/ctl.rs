@@ -541,7 +541,10 @@ fn delete_and_flush_ask_and_name_what_is_missing() {
         server.expect("flush mail", 2, "", "needs --yes");
         // Jobs may be put after the look that has found none.
         server.expect("flush default", 2, "", "needs --yes");
-        server.expect("-n flush mail", 0, "would delete 4 jobs of tube mail\n", "");
+        // C beanstalkd deletes no held job of another connection.
+        let count = if server.is_ours { 4 } else { 3 };
+        let would = format!("would delete {count} jobs of tube mail\n");
+        server.expect("-n flush mail", 0, &would, "");
         server.expect("-n flush mail --buried", 0, "would delete 2 buried jobs of tube mail\n", "");
         assert_eq!(server.counts("mail"), [1, 1, 0, 2]);
         server.expect("flush mail --buried --yes", 0, "deleted 2\n", "");

@@ -50,29 +50,28 @@ fn delete_each<'j>(ctl: &mut Ctl, jobs: &'j [Fields]) -> Result<Vec<&'j Fields>>
 /// `flush`
 pub fn flush(ctl: &mut Ctl, args: &Flags) -> Result {
     ctl.verb = "delete";
-    let tube = Some(look::tube(&mut ctl.conn, &args.words[0])?);
-    let states = vec![if args.has("buried") { "buried" } else { "any" }];
-    let task = Task { asks: true, tube, states, ..Task::default() };
-    if task.begin(ctl)? { flush_selected(ctl, task) } else { Ok(()) }
+    let tube = look::tube(&mut ctl.conn, &args.words[0])?;
+    let states = match args.has("buried") {
+        true => vec!["buried"],
+        false if ctl.conn.has_more()? => vec!["any"],
+        false => NOT_HELD.to_vec(),
+    };
+    let task = Task { asks: true, tube: Some(tube), states, ..Task::default() };
+    if task.begin(ctl)? { flush_selected(ctl, &task) } else { Ok(()) }
 }
 
 /// Deletes the buried jobs of a tube, or all. Without a command for that they are deleted one by one, and those
 /// that workers hold stay.
-pub fn flush_selected(ctl: &mut Ctl, mut task: Task) -> Result {
+pub fn flush_selected(ctl: &mut Ctl, task: &Task) -> Result {
     let Some(tube) = &task.tube else { return Ok(()) };
-    let is_all = task.states == ["any"];
-    let word = if is_all { "flush-tube" } else { "flush-buried" };
+    if !ctl.conn.has_more()? {
+        return task.each(ctl, &delete_each);
+    }
+    let word = if task.states == ["buried"] { "flush-buried" } else { "flush-tube" };
     let reply = ctl.conn.ask(&format!("{word} {}", tube.name))?;
-    match reply.word(0) {
-        // Without a job, the tube may be gone since.
-        "NOT_FOUND" => {}
-        "UNKNOWN_COMMAND" => {
-            if is_all {
-                task.states = NOT_HELD.to_vec();
-            }
-            task.each(ctl, &delete_each)?;
-        }
-        _ => ctl.work.add(reply.expect("FLUSHED")?.word(1).parse().unwrap_or(0)),
+    // Without a job, the tube may be gone since.
+    if reply.word(0) != "NOT_FOUND" {
+        ctl.work.add(reply.expect("FLUSHED")?.word(1).parse().unwrap_or(0));
     }
     Ok(())
 }

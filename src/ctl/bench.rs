@@ -2,7 +2,7 @@
 
 use super::act::flush_selected;
 use super::conn::{Conn, Fields};
-use super::look;
+use super::look::{self, NOT_HELD};
 use super::print::{Listing, json_string};
 use super::work::Task;
 use super::{Ctl, Flags, Result, print, usage_error};
@@ -67,8 +67,8 @@ pub fn bench(ctl: &mut Ctl, args: &Flags) -> Result {
         && let Ok(tube) = look::tube(&mut ctl.conn, &tube)
     {
         // It has failed, whether its jobs can be deleted or not.
-        let task = Task { tube: Some(tube), states: vec!["any"], ..Task::default() };
-        let _ = flush_selected(ctl, task);
+        let task = Task { tube: Some(tube), states: NOT_HELD.to_vec(), ..Task::default() };
+        let _ = flush_selected(ctl, &task);
     }
     ended.and_then(|()| report(ctl, &all, nanos))
 }
