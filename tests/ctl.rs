@@ -295,6 +295,14 @@ fn check_has_the_codes_of_a_nagios_plugin() {
         assert_eq!((done.code, &*done.err, done.out.lines().count()), (3, "", 1), "{done:?}");
         assert!(done.out.starts_with("UNKNOWN: "), "{done:?}");
     }
+    // Words of options name no command.
+    let done = run("-s jobs check --bad");
+    assert_eq!((done.code, &*done.err, &*done.out), (3, "", "UNKNOWN: unknown flag: --bad\n"));
+    assert_eq!(run("-s check jobs --bad").code, 2);
+    let json = "{\"state\":\"UNKNOWN\",\"text\":\"unknown flag: --bad\"}\n";
+    for arguments in ["check --json --bad", "--bad --json check", "-s jobs check --bad --json"] {
+        run(arguments).expect(3, json, "");
+    }
     // Of several that are critical, the one that has waited longest.
     let place = fake(|line| match line {
         "list-tubes" => "---\n- a\n- b\n",

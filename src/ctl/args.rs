@@ -9,6 +9,7 @@ use crate::engine::time::Nanos;
 use crate::flags::{self, Flags, UsageError, is_digits, number};
 use crate::options::DEFAULT_PORT;
 use crate::os::failure::Failure;
+use getopts::Options;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -49,25 +50,31 @@ fn options(usage: &'static str) -> impl Iterator<Item = (&'static str, &'static 
     })
 }
 
+/// Returns the options of all commands.
+fn all_options() -> impl Iterator<Item = (&'static str, &'static str)> {
+    COMMANDS.iter().flat_map(|command| options(command.0))
+}
+
+/// Returns a parser of the options of all commands.
+fn parser() -> Options {
+    let line = |(name, argument)| format!("--{name} {argument}: ");
+    let lines: BTreeSet<String> = all_options().map(line).collect();
+    flags::parser(OPTIONS.lines().chain(lines.iter().map(String::as_str)))
+}
+
 /// Runs what the arguments after the program's name ask for. Returns the exit code.
-pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<u8> {
-    let known: BTreeSet<_> = COMMANDS.iter().flat_map(|command| options(command.0)).collect();
-    let line = |(name, argument): &(&str, &str)| format!("--{name} {argument}: ");
-    let lines: Vec<String> = known.iter().map(line).collect();
-    let parser = flags::parser(OPTIONS.lines().chain(lines.iter().map(String::as_str)));
-    let mut args = Flags::parse(&parser, arguments)?;
+pub fn run(arguments: &[OsString]) -> Result<u8> {
+    let mut args = Flags::parse(&parser(), arguments.to_vec())?;
     if args.has("help") {
         return print(help()).map(|()| 0);
     }
     if args.has("version") {
         return print(concat!("beanstalkctl ", env!("CARGO_PKG_VERSION"))).map(|()| 0);
     }
-    let &(usage, _, _, _, done, run) = command(&mut args, known)?;
-    let (server, source) = match (args.text("server"), std::env::var("BEANSTALKD")) {
-        (Some(server), _) => (server, ""),
-        (None, Ok(server)) if !server.is_empty() => (server, "$BEANSTALKD: "),
-        (None, _) => (DEFAULT_SERVER.into(), ""),
-    };
+    let &(usage, _, _, _, done, run) = command(&mut args)?;
+    let named = std::env::var("BEANSTALKD").ok().filter(|server| !server.is_empty());
+    let source = if args.has("server") { "" } else { "$BEANSTALKD: " };
+    let server = args.text("server").or(named).unwrap_or(DEFAULT_SERVER.into());
     let expected = "not a server, such as host:11300 or unix:PATH";
     let wrong = || usage_error(format_args!("{source}{server}: {expected}"));
     let address = address(&server).ok_or_else(wrong)?;
@@ -96,13 +103,19 @@ fn named(name: &str) -> Option<&'static Command> {
 
 /// Returns whether the command of these arguments, which may not be valid, is `check`.
 pub fn is_check(arguments: &[OsString]) -> bool {
-    let mut words = arguments.iter().filter_map(|word| word.to_str());
-    words.find(|word| named(word).is_some()) == Some("check")
+    let parser = parser();
+    let is_valid = |arguments: &[OsString]| Flags::parse(&parser, arguments.to_vec()).is_ok();
+    // The argument of an option may have the name of a command.
+    let is_value = |at| !is_valid(&arguments[at - 1..at]) && is_valid(&arguments[at - 1..=at]);
+    let is_command = |at: &usize| {
+        arguments[*at].to_str().and_then(named).is_some() && (*at == 0 || !is_value(*at))
+    };
+    (0..arguments.len()).find(is_command).is_some_and(|at| arguments[at] == "check")
 }
 
 /// Removes the name of the command from the words, and returns it. Its words must be as many as it
 /// takes, and of the options that commands have, only its own are allowed.
-fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'static Command> {
+fn command(args: &mut Flags) -> Result<&'static Command> {
     if args.words.is_empty() {
         return Err(usage_error("no command"));
     }
@@ -113,8 +126,8 @@ fn command(args: &mut Flags, mut others: BTreeSet<(&str, &str)>) -> Result<&'sta
     if !(least..=most).contains(&args.words.len()) {
         return Err(usage_error(format_args!("use: beanstalkctl {usage}")));
     }
-    others.retain(|other| args.has(other.0) && options(usage).all(|own| own != *other));
-    match others.first() {
+    let is_own = |name: &str| options(usage).any(|own| own.0 == name);
+    match all_options().find(|(other, _)| args.has(other) && !is_own(other)) {
         Some((other, _)) => Err(usage_error(format_args!("{name} has no option --{other}"))),
         None => Ok(command),
     }

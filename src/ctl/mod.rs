@@ -100,12 +100,12 @@ struct Ctl {
 pub fn main() -> ExitCode {
     exit_on_interrupt();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let is_check = args::is_check(&arguments);
-    let ended = args::run(arguments.into_iter());
-    ExitCode::from(ended.unwrap_or_else(|Failure { exit_code, message }| {
-        if is_check && exit_code == EXIT_USAGE {
-            // For a plugin of Nagios, 2 would be a critical problem.
-            let _ = print(format_args!("UNKNOWN: {}", message.lines().next().unwrap_or_default()));
+    ExitCode::from(args::run(&arguments).unwrap_or_else(|Failure { exit_code, message }| {
+        // For a plugin of Nagios, 2 would be a critical problem.
+        if exit_code == EXIT_USAGE && args::is_check(&arguments) {
+            let is_json = arguments.iter().any(|argument| argument == "--json");
+            let text = message.lines().next().unwrap_or_default();
+            let _ = status::print_state(is_json, EXIT_UNKNOWN, text);
             return EXIT_UNKNOWN;
         }
         // Without a message, the reader of the output has closed it.

@@ -114,9 +114,14 @@ pub fn status(ctl: &mut Ctl, _: &Flags) -> Result {
 pub fn check(ctl: &mut Ctl, _: &Flags) -> Result {
     let (exit_code, text) = verdict(ctl).unwrap_or_else(|failure| (EXIT_UNKNOWN, failure.message));
     ctl.work.exit_code = exit_code;
+    print_state(ctl.is_json, exit_code, &text)
+}
+
+/// Prints the line of `check`.
+pub fn print_state(is_json: bool, exit_code: u8, text: &str) -> Result {
     let word = ["OK", "WARNING", "CRITICAL", "UNKNOWN"][usize::from(exit_code)];
-    let object = Fields::of([("state", json_string(word)), ("text", json_string(&text))]);
-    print(ctl.either(object, format!("{word}: {text}")))
+    let object = Fields::of([("state", json_string(word)), ("text", json_string(text))]);
+    print(if is_json { object.to_string() } else { format!("{word}: {text}") })
 }
 
 /// Returns the exit code of a plugin of Nagios, and the worst problem.
