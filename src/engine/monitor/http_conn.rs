@@ -33,10 +33,8 @@ pub struct HttpConn<S> {
     /// The last read has returned bytes, so there may be more.
     can_go_on: bool,
     phase: Phase,
-    /// The current part of the response.
-    response: String,
-    /// The number of bytes of `response` that were sent.
-    sent: usize,
+    /// The bytes of the current part of the response that are not sent yet.
+    response: Vec<u8>,
     /// When the current phase times out.
     deadline: Nanos,
     opened_at: Nanos,
@@ -120,8 +118,7 @@ impl<S: Stream> HttpConn<S> {
             stream,
             can_go_on: true,
             phase: Phase::ReadingRequest { head: Vec::new() },
-            response: String::new(),
-            sent: 0,
+            response: Vec::new(),
             deadline: now + REQUEST_TIMEOUT,
             opened_at: now,
         }
@@ -181,17 +178,13 @@ impl<S: Stream> HttpConn<S> {
     /// Writes what the stream takes without waiting.
     fn send(&mut self, now: Nanos) -> io::Result<()> {
         while self.has_output() {
-            match self.stream.write(&self.response.as_bytes()[self.sent..]) {
+            match self.stream.write(&self.response) {
                 Ok(count) => {
-                    self.sent += count;
+                    self.response.drain(..count);
                     self.deadline = now + WRITE_TIMEOUT;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
-            }
-            if self.sent == self.response.len() {
-                self.response.clear();
-                self.sent = 0;
             }
         }
         // The last slice of a page may have no text.
@@ -268,10 +261,8 @@ impl<S: Stream> HttpConn<S> {
 
     fn respond(&mut self, status: &str, media_type: &str, text: &str, head_only: bool) {
         let framing = format_args!("Content-Length: {}\r\n", text.len());
-        self.response = http::head(status, media_type, framing, "");
-        if !head_only {
-            self.response.push_str(text);
-        }
+        let body = if head_only { "" } else { text };
+        self.response = (http::head(status, media_type, framing, "") + body).into_bytes();
         self.phase = Phase::Sending;
     }
 
@@ -283,7 +274,7 @@ impl<S: Stream> HttpConn<S> {
         let (format, in_chunks) = (request.media_type, request.takes_chunks);
         // Without chunks the end of the page is the end of the connection.
         let framing = if in_chunks { "Transfer-Encoding: chunked\r\n" } else { "" };
-        self.response = http::head(OK, media_type, framing, fields);
+        self.response = http::head(OK, media_type, framing, fields).into_bytes();
         self.phase = match request.head_only {
             true => Phase::Sending,
             false => Phase::Streaming { page: Box::new(page), format, in_chunks },
@@ -310,7 +301,7 @@ impl<S: Stream> HttpConn<S> {
         if *in_chunks && is_done {
             text.push_str("0\r\n\r\n");
         }
-        self.response = text;
+        self.response = text.into_bytes();
         if is_done {
             self.phase = Phase::Sending;
         }
