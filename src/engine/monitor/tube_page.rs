@@ -35,7 +35,7 @@ pub struct TubePage {
 enum Stage {
     /// Scans all jobs, from this memory page on, for the oldest ready one, and for the first reserved ones: their
     /// deadlines and ids.
-    Scan { next_page: usize, oldest: Oldest, reserved: BTreeSet<(Nanos, u64)> },
+    Scan { next_page: usize, oldest: Option<Oldest>, reserved: BTreeSet<(Nanos, u64)> },
     /// Writes what is above the jobs, the jobs from this index on, and the end.
     Jobs(usize),
 }
@@ -112,7 +112,7 @@ impl TubePage {
     /// Returns the page of the tube with this name.
     pub fn new(name: &str) -> TubePage {
         TubePage {
-            stage: Stage::Scan { next_page: 0, oldest: Oldest::NONE, reserved: BTreeSet::new() },
+            stage: Stage::Scan { next_page: 0, oldest: None, reserved: BTreeSet::new() },
             values: TubeStats { name: name.to_owned(), ..TubeStats::default() },
             problems: Problems::default(),
             ids: Vec::new(),
@@ -128,7 +128,7 @@ impl Page for TubePage {
             (Stage::Scan { next_page, oldest, reserved }, Some(tube)) => {
                 let is_done = view.queue.scan_jobs(next_page, |job| {
                     if job.tube == tube {
-                        oldest.note(job);
+                        *oldest = [*oldest, Oldest::of(job)].into_iter().flatten().min();
                         note_reserved(reserved, job, view);
                     }
                 });

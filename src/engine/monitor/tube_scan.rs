@@ -83,7 +83,7 @@ pub fn dedup(tubes: &mut Vec<TubeStats>) {
     tubes.dedup_by(|a, b| a.name == b.name);
 }
 
-/// The oldest ready job of a tube.
+/// The oldest ready job of a tube. Older ones are less.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Oldest {
     created_at: Nanos,
@@ -108,15 +108,10 @@ const WAITER_COST: usize = 16;
 const TUBE_COST: usize = 64;
 
 impl Oldest {
-    /// No job.
-    pub const NONE: Oldest = Oldest { created_at: Nanos::NEVER, id: 0, delay_secs: 0 };
-
-    /// Replaces it by a job that is ready and older.
-    pub fn note(&mut self, job: &Job) {
-        if let State::Ready(_) = job.state {
-            let &Job { created_at, id, delay_secs, .. } = job;
-            *self = (*self).min(Oldest { created_at, id, delay_secs });
-        }
+    /// Returns a job if it is ready.
+    pub fn of(job: &Job) -> Option<Oldest> {
+        let &Job { created_at, id, delay_secs, .. } = job;
+        matches!(job.state, State::Ready(_)).then_some(Oldest { created_at, id, delay_secs })
     }
 }
 
@@ -135,8 +130,7 @@ impl TubeScan {
             let Some(index) = tubes.len().min(*left).checked_sub(1) else { return true };
             *left = index;
             let key = tubes.at(index);
-            let oldest = oldest.get(key).copied().unwrap_or(Oldest::NONE);
-            found(index, TubeStats::of(key, oldest, view));
+            found(index, TubeStats::of(key, oldest.get(key).copied(), view));
             budget = budget.saturating_sub(TUBE_COST + WAITER_COST * tubes[key].waiters.len());
         }
         false
@@ -144,20 +138,18 @@ impl TubeScan {
 }
 
 fn note_oldest(oldest: &mut PagedSlab<TubeKey, Oldest>, job: &Job) {
+    let Some(ready) = Oldest::of(job) else { return };
     if let Some(oldest) = oldest.get_mut(job.tube) {
-        return oldest.note(job);
-    }
-    let mut first = Oldest::NONE;
-    first.note(job);
-    if first != Oldest::NONE {
+        *oldest = (*oldest).min(ready);
+    } else {
         // Its page has a few thousand tubes. Without memory for it they have none.
-        let _ = headroom::leave(Headroom::ThreeQuarters, || oldest.try_insert(job.tube, first));
+        let _ = headroom::leave(Headroom::ThreeQuarters, || oldest.try_insert(job.tube, ready));
     }
 }
 
 impl TubeStats {
     /// Returns the values of a tube.
-    pub fn of(key: TubeKey, oldest: Oldest, view: &View<'_>) -> TubeStats {
+    pub fn of(key: TubeKey, oldest: Option<Oldest>, view: &View<'_>) -> TubeStats {
         let tube = &view.queue.tubes[key];
         let id_of = |job: JobKey| view.queue.jobs[job].id;
         let mut stats = TubeStats {
@@ -187,8 +179,9 @@ impl TubeStats {
             stats.facts.pause_left = pause.until.since(view.now);
         }
         // It may have been reserved since.
-        if stats.facts.ready > 0 && oldest != Oldest::NONE {
-            let Oldest { created_at, id, delay_secs } = oldest;
+        if let Some(Oldest { created_at, id, delay_secs }) =
+            oldest.filter(|_| stats.facts.ready > 0)
+        {
             stats.oldest_ready = id;
             stats.oldest_ready_age = view.now.since(created_at);
             stats.facts.oldest = view.now.since(created_at + Nanos::from_secs(delay_secs));
