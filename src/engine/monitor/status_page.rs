@@ -149,7 +149,7 @@ impl StatusPage {
         let more = "</dl>\n<details><summary>More totals</summary><dl id=others>\n";
         out.each(more, "\n", ",");
         out.values(others, view);
-        out.each("</dl></details>\n", "\n\n", "},\n\"history\":[");
+        out.each("</dl></details>\n", "\n\n", "},\n");
     }
 
     fn write_html_table_head(&self, columns: &[Column<TubeStats>], out: &mut Out<'_>) {
@@ -220,9 +220,8 @@ impl StatusPage {
                     out.text.push('\n');
                 }
                 MediaType::Json => {
-                    // A slice may begin with this row.
-                    let separator = if shown == 0 { "\n" } else { ",\n" };
-                    out.push(format_args!("{separator}{{\"name\":\"{}\",", JsonText(&row.name)));
+                    let (separator, name) = (out.separator(), JsonText(&row.name));
+                    out.push(format_args!("{separator}{{\"name\":\"{name}\","));
                     out.cells(columns, row);
                     out.text.push('}');
                 }
@@ -288,8 +287,9 @@ fn write_history(view: &View<'_>, out: &mut Out<'_>) {
         MediaType::Html => html::write_plots(view, out),
         MediaType::Text => {}
         MediaType::Json => {
-            for (index, point) in view.measurements.points(view.now).enumerate() {
-                out.text.push_str(if index == 0 { "\n{" } else { ",\n{" });
+            out.text.push_str("\"history\":[");
+            for point in view.measurements.points(view.now) {
+                out.push(format_args!("{}{{", out.separator()));
                 out.values(&html::POINT, &point);
                 out.text.push('}');
             }
