@@ -29,8 +29,9 @@ struct State {
     waiting: VecDeque<(u64, Change)>,
     /// The files that a directory has open for writing.
     open: BTreeSet<FileNumber>,
-    /// The number of the last change.
+    /// The numbers of the last change, and of the last one that a sync covers.
     written: u64,
+    synced: u64,
     /// `None`: the disk is local.
     remote: Option<Remote>,
     faults: Faults,
@@ -105,7 +106,7 @@ pub struct RemoteSetup {
     pub eager: Option<u64>,
 }
 
-/// How far a remote disk is, by the numbers of changes.
+/// How far a disk is, by the numbers of changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stored {
     /// The last change that was made.
@@ -262,9 +263,14 @@ impl FakeDisk {
         self.0.borrow().syncing().is_some()
     }
 
-    /// Returns whether a file has records that no sync covers, also none in progress. A prepared file has
+    /// Returns the number of the last change that a sync covers which has ended.
+    pub fn synced(&self) -> u64 {
+        self.0.borrow().synced
+    }
+
+    /// Returns the number of the first record that no sync covers, also none in progress. A prepared file has
     /// none, only its version.
-    pub fn has_unsynced_records(&self) -> bool {
+    pub fn first_unsynced_record(&self) -> Option<u64> {
         let state = &*self.0.borrow();
         let State { waiting, live, .. } = state;
         let is_record = |change: &Change| match change {
@@ -274,7 +280,8 @@ impl FakeDisk {
             Change::Resize { .. } | Change::Names(_) => false,
         };
         let covered = state.syncing().map_or(0, |sync| sync.last);
-        waiting.iter().any(|(number, change)| *number > covered && is_record(change))
+        let unsynced = |it: &&(u64, Change)| it.0 > covered && is_record(&it.1);
+        waiting.iter().find(unsynced).map(|(number, _)| *number)
     }
 
     pub fn has_failed(&self) -> bool {
@@ -333,11 +340,11 @@ impl FakeDisk {
         if state.remote.is_some() { state.waiting.len() } else { 0 }
     }
 
-    /// Returns how far a remote disk is.
+    /// Returns how far the disk is. On a local one replies wait for no change.
     pub fn progress(&self) -> Stored {
         let state = self.0.borrow();
-        let stored = |remote: &Remote| Stored { made: state.written, stored: remote.stored };
-        state.remote.as_ref().map(stored).unwrap_or_default()
+        let stored = state.remote.as_ref().map_or(state.written, |remote| remote.stored);
+        Stored { made: state.written, stored }
     }
 
     /// Returns whether the server has handed over all changes that it may: it waits for the end of a sync.
@@ -621,6 +628,7 @@ impl State {
             self.count_sync().map_err(|error| (Some(number), error.kind()))?;
             self.store(sync.last, |change| change.inode() == Some(inode));
         }
+        self.synced = sync.last;
         Ok(())
     }
 

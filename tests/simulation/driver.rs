@@ -43,8 +43,8 @@ pub struct Simulation {
     journal: Journal,
     /// How far the wall clock is ahead of the monotonic clock.
     clock_offset: i64,
-    /// The last change on the disk at the end of each commit since the start.
-    commits: Vec<u64>,
+    /// Since the start.
+    commits: Vec<Commit>,
     sockets: BTreeMap<ClientNumber, Socket>,
     numbers: BTreeMap<Client, ClientNumber>,
     /// The disk was congested when the iteration began.
@@ -53,7 +53,8 @@ pub struct Simulation {
     congested_at: u64,
     /// The time of the last event that ended reads of bodies, and of the last iteration whose reads might fail.
     read_at: u64,
-    syncs: Syncs,
+    /// A background sync has failed: the server must not acknowledge anything more.
+    has_failed_sync: bool,
     /// The crash that follows when the disk fails.
     crash_to_come: Option<Crash>,
     /// The server was started on damaged files, and deletes may exceed the limit of the binlog.
@@ -74,21 +75,10 @@ pub struct Simulation {
     pub judges_steps: bool,
 }
 
-/// What syncs have made durable, on a disk that syncs in the background.
-#[derive(Default)]
-struct Syncs {
-    /// How many were begun.
-    begun: u64,
-    /// The number of commits that the sync in progress covers.
-    in_progress: Option<u64>,
-    /// The number of commits that an ended sync covers.
-    covered: u64,
-    /// The time of the first commit that no sync covers, also none in progress.
-    unsynced_since: Option<u64>,
-    /// Syncs that the server has waited for: they cover all records.
-    awaited: u64,
-    /// A background sync has failed: the server must not acknowledge anything more.
-    has_failed: bool,
+struct Commit {
+    at: u64,
+    /// The last change on the disk at its end.
+    change: u64,
 }
 
 /// What is known of a connection.
@@ -148,7 +138,7 @@ impl Simulation {
             is_congested: false,
             congested_at: 0,
             read_at: 0,
-            syncs: Syncs::default(),
+            has_failed_sync: false,
             crash_to_come: None,
             may_exceed_limit: false,
             had_disk_faults: false,
@@ -451,7 +441,7 @@ impl Simulation {
             return self
                 .crash(crash.ok_or_else(|| format!("commit without a disk fault: {failure}"))?);
         }
-        if self.syncs.has_failed {
+        if self.has_failed_sync {
             return Err("a background sync has failed, and the commit after it succeeds".to_owned());
         }
         self.compare()?;
@@ -469,56 +459,36 @@ impl Simulation {
         if !self.disk.has_all() {
             return Err("changes are not handed over in the commit".to_owned());
         }
-        self.note_syncs()?;
-        self.commits.push(self.disk.progress().made);
+        self.commits.push(Commit { at: self.now(), change: self.disk.progress().made });
+        self.check_syncs()?;
         self.hold_replies();
-        let worst_end = self.end(Some(0));
+        let worst_end = self.end(&self.disk, Some(0));
         self.journal.commit(self.now(), worst_end);
         Ok(())
     }
 
-    /// Notes which commits the background sync covers, and checks that no record stays without a sync for
-    /// longer than `-f` allows. Until a sync has ended, no other one can begin.
-    fn note_syncs(&mut self) -> Result<(), Failure> {
-        let (now, span) = (self.now(), self.setup.sync_within);
-        let has_unsynced = span.is_some() && self.disk.has_unsynced_records();
-        let (begun, is_syncing) = (self.disk.counts().background_syncs.0, self.disk.is_syncing());
-        let syncs = &mut self.syncs;
-        if begun > syncs.begun {
-            syncs.begun = begun;
-            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
-            // It may have begun before the records of this commit were written.
-            syncs.in_progress = Some(self.commits.len() as u64);
-            syncs.unsynced_since = None;
-        }
-        let awaited = self.disk.counts().syncs;
-        if awaited != std::mem::replace(&mut syncs.awaited, awaited) {
-            syncs.unsynced_since = None;
-        }
-        if !is_syncing {
-            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
-        }
-        syncs.unsynced_since = has_unsynced.then(|| syncs.unsynced_since.unwrap_or(now));
-        let is_late = |since: u64| span.is_some_and(|span| since + span < now);
+    /// Checks that no record stays without a sync for longer than `-f` allows. Until a sync has ended, no other
+    /// one can begin.
+    fn check_syncs(&self) -> Result<(), Failure> {
         // The deletes of flushed jobs, which the record of the flush has deleted, make no sync due.
-        let is_exempt = is_syncing || self.had_disk_faults || self.model.last_flush_at > 0;
-        if syncs.unsynced_since.is_some_and(is_late) && !is_exempt {
-            return Err(format!("records wait for a sync since {:?}", syncs.unsynced_since));
+        let is_exempt =
+            self.disk.is_syncing() || self.had_disk_faults || self.model.last_flush_at > 0;
+        let (Some(span), Some(first)) = (self.setup.sync_within, self.disk.first_unsynced_record())
+        else {
+            return Ok(());
+        };
+        let commit = self.commits.iter().find(|commit| commit.change >= first);
+        let since = commit.expect("each record is in a commit").at;
+        if since + span < self.now() && !is_exempt {
+            return Err(format!("records wait for a sync since {since}"));
         }
         Ok(())
     }
 
     /// The disk ends the background sync.
     fn end_sync(&mut self) -> Result<(), Failure> {
-        let is_synced = self.disk.let_sync_end();
-        self.judge_each_step()?;
-        let syncs = &mut self.syncs;
-        if is_synced {
-            syncs.covered = syncs.in_progress.take().unwrap_or(syncs.covered);
-        } else {
-            syncs.has_failed = true;
-        }
-        Ok(())
+        self.has_failed_sync |= !self.disk.let_sync_end();
+        self.judge_each_step()
     }
 
     /// Notes which replies wait for the changes until now.
@@ -529,23 +499,20 @@ impl Simulation {
         }
     }
 
-    /// Returns how the process ends with a crash now. A `power_cut` leaves on the disk what must be
-    /// there.
-    fn end(&self, power_cut: Option<u64>) -> End {
-        let is_lossless = power_cut.is_none() && !self.disk.is_refused();
-        if self.setup.chunk_len.is_some() {
-            let acknowledged = self.disk.progress().stored;
-            let last = if is_lossless { self.disk.last_handed_over() } else { acknowledged };
-            let commits = self.commits.partition_point(|&change| change <= last);
-            return End::Unacknowledged { commits: commits as u64 };
+    /// Returns how the process ends with a crash when the disk is so. A `power_cut` leaves on the disk what must
+    /// be there.
+    fn end(&self, disk: &FakeDisk, power_cut: Option<u64>) -> End {
+        let commits_until = |last| End::Unacknowledged {
+            commits: self.commits.partition_point(|commit| commit.change <= last) as u64,
+        };
+        let is_lossless = power_cut.is_none() && !disk.is_refused();
+        match (self.setup.chunk_len, self.setup.sync_within) {
+            (Some(_), _) if is_lossless => commits_until(disk.last_handed_over()),
+            (Some(_), _) => commits_until(disk.progress().stored),
+            (None, _) if is_lossless => End::Killed,
+            (None, Some(1..)) if self.setup.has_threads => commits_until(disk.synced()),
+            (None, synced_within) => End::PowerCut { synced_within },
         }
-        if is_lossless {
-            return End::Killed;
-        }
-        if self.setup.has_threads && self.setup.sync_within > Some(0) {
-            return End::Unacknowledged { commits: self.syncs.covered };
-        }
-        End::PowerCut { synced_within: self.setup.sync_within }
     }
 
     /// Checks what the server has sent and closed, and lets the model close the same connections.

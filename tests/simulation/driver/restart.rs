@@ -4,7 +4,7 @@ use super::super::event::Crash;
 use super::super::journal::{End, FoundJob, Journal, Verdict};
 use super::super::model::{Job, JobKey, KeptKey, Model, SECOND};
 use super::super::request::command_named;
-use super::{Failure, Simulation, Syncs, TICK, nanos, options};
+use super::{Commit, Failure, Simulation, TICK, nanos, options};
 use crate::harness::driver::{
     Client, Driver, End as EndOfClient, Recovered, damage, is_of_first_file,
 };
@@ -77,7 +77,7 @@ impl Simulation {
         // After a failed write the replies may differ, but records of the commands before may be on the disk.
         self.record_changes();
         self.had_disk_faults |= crash.flipped_bits > 0;
-        let end = self.end(crash.power_cut);
+        let end = self.end(&self.disk, crash.power_cut);
         let flip_seed = crash.power_cut.unwrap_or(self.now());
         let mut power_cut = crash.power_cut.map(fastrand::Rng::with_seed);
         self.disk = self.disk.after_end(power_cut.as_mut());
@@ -144,10 +144,8 @@ impl Simulation {
         let deleted: Vec<u64> = jobs.unknown.iter().map(|(id, _)| *id).collect();
         self.journal.restart(&jobs.known, &kept_keys, &deleted, now);
         // What was read is stored already.
-        self.commits = vec![0];
-        let covered = 1;
-        self.syncs =
-            Syncs { begun: self.disk.counts().background_syncs.0, covered, ..Syncs::default() };
+        self.commits = vec![Commit { at: now, change: 0 }];
+        self.has_failed_sync = false;
         model.may_refuse_updates = self.may_lack_space();
         model.may_refuse_deletes = self.has_capacity();
         // A damaged file cannot be continued: at the limit there may be no room for all deletes.
@@ -164,8 +162,8 @@ impl Simulation {
         for disk in history {
             let seed = disk.counts().changes;
             let after_power_cut = disk.after_end(Some(&mut fastrand::Rng::with_seed(seed)));
-            for (mut disk, power_cut) in [(after_power_cut, Some(seed)), (disk, None)] {
-                let end = self.end(power_cut);
+            let ends = [Some(seed), None].map(|power_cut| self.end(&disk, power_cut));
+            for (mut disk, end) in [after_power_cut, disk].into_iter().zip(ends) {
                 let report = if end == End::Killed { damage(&mut disk) } else { None };
                 if let Some(report) = report {
                     return Err(format!("a kill has damaged the files: {report}"));
