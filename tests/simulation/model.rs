@@ -230,11 +230,11 @@ pub struct Change {
     pub at: u64,
 }
 
-/// A tube or a client for which something is due.
+/// Tubes or a client for which something is due.
 #[derive(Clone, Debug)]
 pub enum Due {
-    /// Delays end, or a pause.
-    Tube(Rc<str>),
+    /// Delays end, or pauses.
+    Tubes(Vec<Rc<str>>),
     /// TTRs run out, or a wait ends.
     Client(ClientNumber),
 }
@@ -399,7 +399,7 @@ impl Model {
         for tube in &self.tubes {
             let delays = self.jobs.iter().filter_map(|job| job.delayed_in(&tube.name));
             let first = delays.chain(tube.pause.map(|(_, until)| until)).min();
-            all.extend(first.map(|due| (due, Due::Tube(Rc::clone(&tube.name)))));
+            all.extend(first.map(|due| (due, Due::Tubes(vec![Rc::clone(&tube.name)]))));
         }
         for &number in self.clients.keys() {
             let deadline = self.first_deadline(number);
@@ -413,25 +413,38 @@ impl Model {
         all
     }
 
-    pub fn on_due(&mut self, due: &Due, now: u64) {
+    /// Does what is due. Ended pauses wake at most `wakes` clients. Returns whether more wait for these tubes.
+    pub fn on_due(&mut self, due: &Due, wakes: usize, now: u64) -> bool {
         match due {
-            Due::Tube(name) => self.on_tube_due(name, now),
-            Due::Client(number) => self.on_client_due(*number, now),
+            Due::Tubes(names) => self.on_tubes_due(names, wakes, now),
+            Due::Client(number) => {
+                self.on_client_due(*number, now);
+                false
+            }
         }
     }
 
-    fn on_tube_due(&mut self, name: &str, now: u64) {
-        let Some(tube) = self.find_tube(name) else { return };
-        let ends_pause = tube.pause.is_some_and(|(_, until)| until <= now);
-        for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
-            self.job(id).state = State::Ready;
-            self.note(id, false, now);
-            self.make_ready(id, now);
+    fn on_tubes_due(&mut self, names: &[Rc<str>], wakes: usize, now: u64) -> bool {
+        for name in names {
+            for id in self.in_order(|job| job.delayed_in(name).filter(|&due| due <= now)) {
+                self.job(id).state = State::Ready;
+                self.note(id, false, now);
+                self.make_ready(id, now);
+            }
         }
-        if ends_pause {
+        let paused = self.paused_until(names, now);
+        if !paused.is_empty() {
             self.pauses_changed = self.next_seq();
-            self.end_pause(name, usize::MAX, now);
+            self.end_pauses(&paused, wakes, now);
         }
+        paused.iter().any(|name| self.tube(name).pause.is_some())
+    }
+
+    /// Returns the tubes whose pause ends until `now`.
+    fn paused_until(&self, names: &[Rc<str>], now: u64) -> Vec<Rc<str>> {
+        let pause = |name: &Rc<str>| self.find_tube(name)?.pause;
+        let is_due = |name: &&Rc<str>| pause(name).is_some_and(|(_, until)| until <= now);
+        names.iter().filter(is_due).cloned().collect()
     }
 
     fn on_client_due(&mut self, number: ClientNumber, now: u64) {
@@ -498,25 +511,29 @@ impl Model {
         }
     }
 
-    /// Ends a pause that is due for one of the clients that wait. Returns whether more wait.
-    pub fn end_pause_for_one(&mut self, tube: &str, now: u64) -> bool {
-        let pause = self.find_tube(tube).and_then(|tube| tube.pause);
-        let is_due = pause.is_some_and(|(_, until)| until <= now);
-        if is_due {
-            self.end_pause(tube, 1, now);
-        }
-        is_due && self.tube(tube).pause.is_some()
+    /// Returns all tubes of which a pause is among what is due.
+    pub fn ended_pauses(&self, due: &[Due], now: u64) -> Vec<Rc<str>> {
+        let of = |due: &Due| match due {
+            Due::Tubes(names) => self.paused_until(names, now),
+            Due::Client(_) => Vec::new(),
+        };
+        due.iter().flat_map(of).collect()
     }
 
-    /// Ends a pause, which wakes some clients. If more wait, the next tick ends the pause.
-    fn end_pause(&mut self, tube: &str, wakes: usize, now: u64) {
-        let pause = self.tube(tube).pause.take();
+    /// Ends pauses, which wakes some clients, with the best job of all these tubes first. If more wait, the
+    /// next tick ends their pauses.
+    fn end_pauses(&mut self, tubes: &[Rc<str>], wakes: usize, now: u64) {
+        let pauses: Vec<_> = tubes.iter().map(|name| self.tube(name).pause.take()).collect();
         for _ in 0..wakes {
-            let Some((waiter, id)) = self.next_served(tube) else { return };
+            let served = tubes.iter().filter_map(|name| self.next_served(name));
+            let best = served.min_by_key(|(_, id)| (self.find(*id).map(|job| job.pri), *id));
+            let Some((waiter, id)) = best else { return };
             self.serve_waiter(waiter, id, now);
         }
-        if self.next_served(tube).is_some() {
-            self.tube(tube).pause = pause.map(|(secs, _)| (secs, now));
+        for (name, pause) in tubes.iter().zip(pauses) {
+            if self.next_served(name).is_some() {
+                self.tube(name).pause = pause.map(|(secs, _)| (secs, now));
+            }
         }
     }
 

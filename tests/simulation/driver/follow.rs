@@ -137,7 +137,7 @@ impl Simulation {
         }
         match search.found {
             Some(model) => self.model = model,
-            None => due.iter().for_each(|it| self.model.on_due(it, now)),
+            None => due.iter().for_each(|it| _ = self.model.on_due(it, usize::MAX, now)),
         }
         self.wait_for_bodies();
         if due.len() > 1 {
@@ -202,26 +202,29 @@ impl Simulation {
             }
             next.clients.iter().all(|(client, it)| self.made(*client).starts_with(&it.output))
         };
-        for index in 0..due.len() {
+        let each = |index: usize| (due[index].clone(), [&due[..index], &due[index + 1..]].concat());
+        let mut firsts: Vec<(Due, Vec<Due>)> = (0..due.len()).map(each).collect();
+        // Pauses that end in the same tick give the best job of all their tubes first.
+        let paused = model.ended_pauses(due, self.now());
+        if paused.len() > 1 {
+            let is_other =
+                |it: &&Due| !matches!(it, Due::Tubes(names) if paused.contains(&names[0]));
+            let others = due.iter().filter(is_other).cloned().collect();
+            firsts.push((Due::Tubes(paused), others));
+        }
+        for (first, rest) in firsts {
             if search.is_over() {
                 return;
             }
             search.steps_left -= 1;
-            let mut next = model.clone();
-            next.on_due(&due[index], self.now());
-            if explains(&mut next) {
-                let mut rest = due.to_vec();
-                rest.remove(index);
-                self.find_order(&next, &rest, search);
-                continue;
-            }
             // Of the clients that wait for the end of a pause some may be left to the next tick.
-            let mut next = model.clone();
-            if let Due::Tube(tube) = &due[index]
-                && next.end_pause_for_one(tube, self.now())
-                && explains(&mut next)
-            {
-                self.find_order(&next, due, search);
+            for wakes in [usize::MAX, 1] {
+                let mut next = model.clone();
+                let has_more = next.on_due(&first, wakes, self.now());
+                if explains(&mut next) && (has_more || wakes > 1) {
+                    self.find_order(&next, if has_more { due } else { &rest }, search);
+                    break;
+                }
             }
         }
         let is_it = |client: &ClientNumber| {

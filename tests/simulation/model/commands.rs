@@ -376,7 +376,7 @@ impl Model {
                 let [_, reserved, ..] = self.jobs_in_states();
                 wakes = wakes.min(to_usize(self.reserved_seen.saturating_sub(reserved)));
             }
-            self.end_pause(name, wakes, call.now);
+            self.end_pauses(&[name.into()], wakes, call.now);
         }
         self.pauses_changed = self.next_seq();
         self.reply(call.by, "PAUSED");
