@@ -539,27 +539,6 @@ fn puts_above_the_limit_of_memory_are_refused_at_the_end_of_the_body() {
     assert_eq!(driver.ask(first, large), "DRAINING\r\n");
 }
 
-/// A long list of tubes is shared, but not with a client that has asked since it was begun.
-#[test]
-fn a_list_of_tubes_is_not_older_than_its_request() {
-    let limits = Limits { names_per_list_step: 5, ..Limits::DEFAULT };
-    let (mut driver, [user, watcher, first, second]) = start(limits);
-    driver.ask(user, "use gone\r\n");
-    for tube in 0..40 {
-        driver.ask(watcher, format!("watch {tube}\r\n"));
-    }
-    driver.receive(first, "list-tubes\r\n");
-    driver.iterate();
-    driver.iterate();
-    assert!(driver.is_in_steps(first), "the list was made in one step");
-    driver.receive(user, "use default\r\n");
-    driver.receive(second, "list-tubes\r\n");
-    (0..50).for_each(|_| _ = driver.iterate());
-    let [first, second] = [first, second].map(|client| driver.take_text(client));
-    assert!(first.contains("- gone\n") && first.contains("- 39\n"), "{first}");
-    assert!(!second.contains("- gone\n") && second.contains("- 39\n"), "{second}");
-}
-
 /// The list is sent to some of those that share it in each iteration.
 #[test]
 fn a_list_of_tubes_is_sent_to_many_clients_in_several_iterations() {
@@ -682,21 +661,6 @@ fn a_flushed_job_that_waited_for_its_group_is_given_to_no_worker() {
     driver.advance(Nanos::from_millis(1));
     assert_eq!(driver.take_text(flusher), "FLUSHED 5001\r\n");
     assert_eq!(driver.take_text(worker), "WATCHING 2\r\n");
-}
-
-/// A new connection may have the number of one that has begun a flush and is gone.
-#[test]
-fn the_reply_to_a_flush_is_sent_to_no_other_client() {
-    let (mut driver, [client]) = start(Limits::DEFAULT);
-    driver.ask(client, "put 0 0 9 0\r\n\r\n".repeat(5_000));
-    driver.receive(client, "flush-tube default\r\n");
-    driver.iterate();
-    driver.end(client, End::HangUp);
-    driver.iterate();
-    let other = driver.connect();
-    assert_eq!(driver.facts().closing, 0);
-    driver.advance(Nanos::from_millis(1));
-    assert_eq!(driver.take_text(other), "");
 }
 
 /// A worker whose job is flushed while its body is read waits as long as before.
@@ -879,26 +843,6 @@ fn the_key_of_a_held_job_is_kept_for_its_ttl_after_its_own_flush() {
     }
     assert_eq!(driver.take_text(first), "", "10,000 jobs are freed in six steps");
     driver.settle();
-}
-
-/// Jobs that are buried at one moment follow each other by nanoseconds, and so does the flush.
-#[test]
-fn a_job_that_is_buried_right_after_a_flush_is_not_flushed() {
-    let (mut driver, [worker, flusher, other]) = start_with(|it| {
-        it.settings.bury_after = NonZero::new(1);
-        it.limits.first_flush_work = 1;
-    });
-    driver.ask(other, "put 0 0 9 0\r\n\r\n".repeat(101));
-    driver.ask(worker, "reserve-batch 100\r\n");
-    driver.end(worker, End::HangUp);
-    driver.receive(flusher, "flush-buried default\r\n");
-    driver.receive(other, "reserve-job 101\r\nbury 101 0\r\nstats-job 101\r\n");
-    driver.iterate();
-    assert_eq!(driver.take_text(flusher), "", "not all flushed jobs are freed");
-    assert!(driver.take_text(other).contains("state: buried\n"));
-    driver.settle();
-    assert_eq!(driver.take_text(flusher), "FLUSHED 100\r\n");
-    assert_eq!(driver.buried("default"), [101]);
 }
 
 /// A deleted body is freed in steps, and its memory is for those that arrive.
