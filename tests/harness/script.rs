@@ -117,7 +117,7 @@ impl Script {
         let client = name.to_owned();
         match sign {
             _ if name.is_empty() => Err("no client"),
-            ">" | ">>" | ">1" => exchange(name, sign, text),
+            ">" | ">>" => exchange(name, sign, text),
             "<" => replies(name, text),
             "=" => {
                 *group = Some((client, text.to_owned()));
@@ -183,16 +183,14 @@ fn exchange(client: &str, sign: &str, text: &str) -> Parsed<Vec<Line>> {
         Some((sent, replied)) => (sent, replies(client, replied)?),
         None => (text, Vec::new()),
     };
-    let pieces = match sign {
-        ">" => {
-            let lines: Parsed<Vec<_>> = sent.split(SEPARATOR).map(bytes_of).collect();
-            vec![lines?.iter().flat_map(|line| [line, &b"\r\n"[..]].concat()).collect()]
-        }
-        ">>" => vec![bytes_of(sent)?],
-        _ => bytes_of(sent)?.chunks(1).map(<[u8]>::to_vec).collect(),
+    let bytes = if sign == ">" {
+        let lines: Parsed<Vec<_>> = sent.split(SEPARATOR).map(bytes_of).collect();
+        lines?.iter().flat_map(|line| [line, &b"\r\n"[..]].concat()).collect()
+    } else {
+        bytes_of(sent)?
     };
-    let send = |bytes| Line::Send { client: client.to_owned(), bytes };
-    Ok(pieces.into_iter().map(send).chain(replied).collect())
+    let send = Line::Send { client: client.to_owned(), bytes };
+    Ok([send].into_iter().chain(replied).collect())
 }
 
 fn replies(client: &str, text: &str) -> Parsed<Vec<Line>> {
