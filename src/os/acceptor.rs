@@ -1,7 +1,7 @@
 //! Accepts connections from listening sockets, for clients and for metrics.
 //!
-//! Listeners are registered edge-triggered: an event marks a listener as ready, and it stays ready
-//! until the kernel returns `WouldBlock`. Connections that are not accepted wait in the kernel.
+//! Listeners are registered edge-triggered: after an event connections are accepted until the kernel returns
+//! `WouldBlock` for each listener. Connections that are not accepted wait in the kernel.
 //!
 //! Two things hold accepting up:
 //!
@@ -26,17 +26,16 @@ use std::os::fd::AsRawFd;
 pub struct Acceptor {
     /// The name of the connections in the log.
     what: &'static str,
-    /// With whether each is ready: accepting may return a connection.
-    listeners: Vec<(Socket, bool)>,
-    /// The token of the first listener; the next ones have the tokens below it.
-    first_token: usize,
+    listeners: Vec<Socket>,
     max_connections: usize,
-    /// The index of the listener that comes first in the next attempt.
-    next_listener: usize,
+    /// The index of the listener of the last attempt.
+    last_listener: usize,
     /// Calls in a row that failed because of one client.
     failures: u32,
-    /// The next attempt; [`Nanos::NEVER`] if no listener is ready, or at the connection limit.
+    /// The next attempt; [`Nanos::NEVER`] before an event, or at the connection limit.
     due: Nanos,
+    /// Something holds accepting up, so there may be no event for the next connection.
+    is_held_up: bool,
     /// No further warning is logged before this moment.
     warns_at: Nanos,
 }
@@ -47,45 +46,41 @@ const WARN_EVERY: Nanos = Nanos::from_secs(60);
 const MAX_FAILURES: u32 = 256;
 
 impl Acceptor {
-    /// Registers the listeners with tokens from `first_token` downward. At most `max_connections`
-    /// are accepted at once. `what` is the name of the connections in the log.
+    /// Registers the listeners, all with this token. At most `max_connections` are accepted at once. `what` is the
+    /// name of the connections in the log.
     pub fn new(
         what: &'static str,
         listeners: Vec<Socket>,
         max_connections: usize,
         registry: &Registry,
-        first_token: usize,
+        token: Token,
     ) -> io::Result<Acceptor> {
-        for (index, listener) in listeners.iter().enumerate() {
+        for listener in &listeners {
             let mut source = SourceFd(&listener.as_raw_fd());
-            registry.register(&mut source, Token(first_token - index), Interest::READABLE)?;
+            registry.register(&mut source, token, Interest::READABLE)?;
         }
         Ok(Acceptor {
             what,
-            listeners: listeners.into_iter().map(|socket| (socket, false)).collect(),
-            first_token,
+            listeners,
             max_connections,
-            next_listener: 0,
+            last_listener: 0,
             failures: 0,
             due: Nanos::NEVER,
+            is_held_up: false,
             warns_at: Nanos::ZERO,
         })
     }
 
-    /// Marks the listener with this token as ready. Returns `false` if no listener has it.
-    pub fn on_event(&mut self, Token(token): Token) -> bool {
-        let index = self.first_token.wrapping_sub(token);
-        let Some((_, is_ready)) = self.listeners.get_mut(index) else { return false };
-        *is_ready = true;
+    /// Connections may wait: the token of the listeners has an event.
+    pub fn on_event(&mut self) {
         if self.due == Nanos::NEVER {
             self.due = Nanos::ZERO;
         }
-        true
     }
 
     /// A connection was closed: its descriptor and its memory are free.
     pub fn on_close(&mut self) {
-        if self.listeners.iter().any(|(_, is_ready)| *is_ready) {
+        if self.is_held_up {
             self.due = Nanos::ZERO;
         }
     }
@@ -95,9 +90,8 @@ impl Acceptor {
         self.due
     }
 
-    /// Accepts a connection from the next ready listener, while `open` are open, and returns it with the
-    /// address of the client. Returns `None` if no connection waits there, the next one has failed, or
-    /// the connection limit is reached.
+    /// Accepts a connection while `open` are open, and returns it with the address of the client. Returns `None` if
+    /// none waits, the next one has failed, or the connection limit is reached.
     ///
     /// # Errors
     /// The system is short of descriptors or memory. The caller frees some, or backs off.
@@ -106,45 +100,43 @@ impl Acceptor {
             self.at_limit(open, now);
             return Ok(None);
         }
-        // One from each listener in turn, so that a busy listener does not starve the others.
-        let count = self.listeners.len();
-        let mut indices = (0..count).map(|step| (self.next_listener + step) % count);
-        let Some(index) = indices.find(|&index| self.listeners[index].1) else {
-            self.due = Nanos::NEVER;
-            return Ok(None);
-        };
-        self.next_listener = index + 1;
-        let (socket, is_ready) = &mut self.listeners[index];
-        match listen::accept(socket) {
-            Ok(accepted) => {
-                self.failures = 0;
-                Ok(Some(accepted))
+        for _ in 0..self.listeners.len() {
+            // One from each listener in turn, so that a busy listener does not starve the others.
+            self.last_listener = (self.last_listener + 1) % self.listeners.len();
+            match listen::accept(&self.listeners[self.last_listener]) {
+                Ok(accepted) => {
+                    self.failures = 0;
+                    return Ok(Some(accepted));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if !is_shortage(&error) && self.failures < MAX_FAILURES => {
+                    debug!("cannot accept one of the {}: {error}; accepting the next", self.what);
+                    self.failures += 1;
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                *is_ready = false;
-                Ok(None)
-            }
-            Err(error) if !is_shortage(&error) && self.failures < MAX_FAILURES => {
-                debug!("cannot accept one of the {}: {error}; accepting the next", self.what);
-                self.failures += 1;
-                Ok(None)
-            }
-            Err(error) => Err(error),
         }
+        self.wait_for_event(false);
+        Ok(None)
     }
 
-    /// Makes no attempt for [`RETRY_AFTER`], or until a connection is closed. The edge of the event
-    /// is gone, so the listener stays marked as ready.
+    /// Makes no attempt before an event or, if accepting is held up, until a connection is closed.
+    fn wait_for_event(&mut self, is_held_up: bool) {
+        (self.due, self.is_held_up) = (Nanos::NEVER, is_held_up);
+    }
+
+    /// Makes no attempt for [`RETRY_AFTER`], or until a connection is closed. The edge of the event is gone.
     pub fn back_off(&mut self, error: &io::Error, open: usize, now: Nanos) {
         self.failures = 0;
-        self.due = now + RETRY_AFTER;
+        (self.due, self.is_held_up) = (now + RETRY_AFTER, true);
         self.warn(format_args!("{error}; {open} are open; retrying in 1 s"), now);
     }
 
     /// Makes no attempt before an event, or until a connection is closed.
     fn at_limit(&mut self, open: usize, now: Nanos) {
-        self.due = Nanos::NEVER;
-        if self.listeners.iter().any(|(socket, _)| sockets::is_readable(socket)) {
+        self.wait_for_event(true);
+        if self.listeners.iter().any(sockets::is_readable) {
             let why = "as many as --max-connections or the limit of open files allows; others wait";
             self.warn(format_args!("{open} are open, {why}"), now);
         }
@@ -174,12 +166,12 @@ mod tests {
         let poll = mio::Poll::new().expect("there are descriptors");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let listeners = vec![listener.into()];
-        let mut acceptor = Acceptor::new("connections", listeners, 1, poll.registry(), 7)
+        let mut acceptor = Acceptor::new("connections", listeners, 1, poll.registry(), Token(7))
             .expect("there are descriptors");
-        acceptor.on_event(Token(7));
+        acceptor.on_event();
         assert!(acceptor.accept(1, Nanos::ZERO).is_ok_and(|accepted| accepted.is_none()));
         assert_eq!(acceptor.next_due(), Nanos::NEVER);
-        acceptor.on_event(Token(7));
+        acceptor.on_event();
         assert_eq!(acceptor.next_due(), Nanos::ZERO);
     }
 }

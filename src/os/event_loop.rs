@@ -21,7 +21,7 @@ use super::acceptor::Acceptor;
 use super::failure::{EXIT_DISK, Failure};
 use super::membership::{EXIT_LOST, Membership};
 use super::notify::Status;
-use super::poller::{FIRST_LISTENER, FIRST_OTHER, Poller, cannot_wait};
+use super::poller::{LISTENERS, Poller, cannot_wait};
 use super::sys::clock;
 use super::sys::signals::Stop;
 use crate::engine::binlog::error::BinlogError;
@@ -72,7 +72,7 @@ impl EventLoop {
     ) -> io::Result<EventLoop> {
         let (registry, most) = (poller.registry(), server.store.process.max_connections);
         let most = most.unwrap_or(usize::MAX);
-        let acceptor = Acceptor::new("connections", listeners, most, registry, FIRST_LISTENER)?;
+        let acceptor = Acceptor::new("connections", listeners, most, registry, LISTENERS)?;
         let (measurements, iteration_at) = (Measurements::default(), poller.now);
         Ok(EventLoop { poller, server, acceptor, measurements, iteration_at, membership })
     }
@@ -183,11 +183,9 @@ impl EventLoop {
     fn wait_for(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let EventLoop { poller, server, acceptor, .. } = self;
         poller.wait(timeout, |event| match event.token() {
-            Token(index @ ..FIRST_OTHER) => {
+            LISTENERS => acceptor.on_event(),
+            Token(index) => {
                 server.note(ConnKey::from_index(index), |seen| note_event(seen, event));
-            }
-            token => {
-                acceptor.on_event(token);
             }
         })?;
         self.iteration_at = self.poller.now;

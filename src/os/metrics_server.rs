@@ -6,13 +6,12 @@
 //! module has the bytes and the time.
 
 use super::acceptor::Acceptor;
-use super::poller::FIRST_OTHER;
+use super::poller::METRICS;
 use crate::engine::monitor::http_conn::{HttpConn, ServerState, Stream};
 use crate::engine::time::Nanos;
 use log::trace;
-use mio::event::Event;
 use mio::unix::SourceFd;
-use mio::{Interest, Registry, Token};
+use mio::{Interest, Registry};
 use socket2::Socket;
 use std::io;
 use std::net::Shutdown;
@@ -22,8 +21,8 @@ use std::os::fd::AsRawFd;
 pub struct MetricsServer {
     registry: Registry,
     acceptor: Acceptor,
-    /// With their tokens, which ascend, the oldest first.
-    conns: Vec<(Token, HttpConn<Socket>)>,
+    /// The oldest first.
+    conns: Vec<HttpConn<Socket>>,
     /// At most this many. Others wait in the kernel until one ends, times out or is evicted. A connection without a
     /// complete request is evicted at once, so its request must arrive before this many others connect.
     max_conns: usize,
@@ -34,11 +33,9 @@ pub struct MetricsServer {
 /// At most this many connections are accepted in one iteration, so that a stream of them does not
 /// delay clients.
 const ACCEPTS_PER_ITERATION: usize = 32;
-/// The tokens of listeners count down from here.
-const FIRST_LISTENER: usize = FIRST_OTHER + usize::MAX / 4;
 
 impl MetricsServer {
-    /// Serves these listeners.
+    /// Serves these listeners. All sockets have the token [`METRICS`].
     pub fn new(
         listeners: Vec<Socket>,
         max_conns: usize,
@@ -47,34 +44,34 @@ impl MetricsServer {
         let what = "metrics connections";
         Ok(MetricsServer {
             registry: registry.try_clone()?,
-            acceptor: Acceptor::new(what, listeners, usize::MAX, registry, FIRST_LISTENER)?,
+            acceptor: Acceptor::new(what, listeners, usize::MAX, registry, METRICS)?,
             conns: Vec::new(),
             max_conns,
             due: Nanos::ZERO,
         })
     }
 
-    /// Notes an event. Returns `false` if it is not one of these sockets.
-    pub fn on_event(&mut self, event: &Event) -> bool {
-        let is_own = self.conns.iter().any(|(token, _)| *token == event.token())
-            || self.acceptor.on_event(event.token());
-        if is_own {
-            self.due = Nanos::ZERO;
-        }
-        is_own
+    /// Notes an event of one of the sockets: there are few, so each of them is tried.
+    pub fn on_event(&mut self) {
+        self.acceptor.on_event();
+        self.due = Nanos::ZERO;
     }
 
     /// Serves each connection without waiting, and makes at most one slice of an answer. The next turn is due at
     /// `next` at the latest.
     pub fn turn(&mut self, state: ServerState<'_>, now: Nanos, next: Nanos) {
         self.accept(state, now);
-        self.serve(|(_, conn)| conn.serve(state, now));
-        self.make_slice(state, now);
-        let conns = || self.conns.iter().map(|(_, conn)| conn);
+        self.serve(|conn| conn.serve(state, now));
+        // Of the answer of the oldest connection that has sent what was made before.
+        let mut is_made = false;
+        self.serve(|conn| match conn.wants_slice() && !std::mem::replace(&mut is_made, true) {
+            true => conn.write_slice(state, now),
+            false => Ok(()),
+        });
         let accept = self.acceptor.next_due().max(self.has_room_at());
-        self.due = match conns().any(|conn| conn.wants_slice() || conn.can_go_on()) {
+        self.due = match self.conns.iter().any(|conn| conn.wants_slice() || conn.can_go_on()) {
             true => Nanos::ZERO,
-            false => conns().map(HttpConn::deadline).fold(accept.min(next), Nanos::min),
+            false => self.conns.iter().map(HttpConn::deadline).fold(accept.min(next), Nanos::min),
         };
     }
 
@@ -84,7 +81,7 @@ impl MetricsServer {
     }
 
     /// Serves each connection, and closes those that have failed or ended.
-    fn serve(&mut self, mut serve: impl FnMut(&mut (Token, HttpConn<Socket>)) -> io::Result<()>) {
+    fn serve(&mut self, mut serve: impl FnMut(&mut HttpConn<Socket>) -> io::Result<()>) {
         let count = self.conns.len();
         self.conns.retain_mut(|conn| {
             let served = serve(conn);
@@ -106,7 +103,7 @@ impl MetricsServer {
     /// Returns the index of the connection that is evicted next, and from when on. The oldest one without a
     /// complete request comes first.
     fn oldest(&self) -> Option<(usize, Nanos)> {
-        let conns = self.conns.iter().map(|(_, conn)| conn.evictable_at()).enumerate();
+        let conns = self.conns.iter().map(HttpConn::evictable_at).enumerate();
         conns.min_by_key(|&(_, evictable_at)| evictable_at)
     }
 
@@ -140,27 +137,14 @@ impl MetricsServer {
         if self.conns.len() == self.max_conns && !self.evict(now) {
             return;
         }
-        let token = Token(self.conns.last().map_or(FIRST_OTHER, |(Token(last), _)| last + 1));
         let mut source = SourceFd(&stream.as_raw_fd());
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let registered = self.registry.register(&mut source, token, interest);
+        let registered = self.registry.register(&mut source, METRICS, interest);
         let mut conn = HttpConn::new(stream, now);
         match registered.and_then(|()| conn.serve(state, now)) {
-            Ok(()) => self.conns.push((token, conn)),
+            Ok(()) => self.conns.push(conn),
             Err(why) => trace!("metrics connection closed: {why}"),
         }
-    }
-
-    // ---- Answering ----
-
-    /// Makes a slice of the answer of the oldest connection that has sent what was made before.
-    fn make_slice(&mut self, state: ServerState<'_>, now: Nanos) {
-        let oldest = self.conns.iter().find(|(_, conn)| conn.wants_slice());
-        let Some(&(oldest, _)) = oldest else { return };
-        self.serve(|(token, conn)| match *token == oldest {
-            true => conn.write_slice(state, now),
-            false => Ok(()),
-        });
     }
 }
 

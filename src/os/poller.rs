@@ -41,12 +41,13 @@ const SHORT_WAIT: Nanos = Nanos::from_millis(5);
 /// suspended, so a suspend delays what is due by at most this.
 const LONGEST_WAIT: Nanos = Nanos::from_secs(10);
 
-/// The tokens below are keys of clients, which are the most frequent.
-pub const FIRST_OTHER: usize = usize::MAX / 2;
+// All other tokens are keys of clients, which are below.
 const SIGNALS: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-/// The first of the tokens that count down, for the listeners of clients.
-pub const FIRST_LISTENER: usize = usize::MAX - 2;
+/// The token of all sockets of the metrics server.
+pub const METRICS: Token = Token(usize::MAX - 2);
+/// The token of the listeners for clients.
+pub const LISTENERS: Token = Token(usize::MAX - 3);
 
 impl Poller {
     /// Starts the clock. At most `capacity` events are taken at once.
@@ -113,7 +114,6 @@ impl Poller {
         }
         for event in &self.events {
             match event.token() {
-                Token(..FIRST_OTHER) => note(event),
                 SIGNALS => {
                     while let Some(signal) = self.signals.next() {
                         match signal {
@@ -132,12 +132,8 @@ impl Poller {
                     }
                 }
                 WAKER => {}
-                _ => {
-                    let metrics = self.metrics.as_mut();
-                    if !metrics.is_some_and(|metrics| metrics.on_event(event)) {
-                        note(event);
-                    }
-                }
+                METRICS => self.metrics.iter_mut().for_each(MetricsServer::on_event),
+                _ => note(event),
             }
         }
         Ok(())
