@@ -9,7 +9,7 @@ use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request
 use crate::os::disk::{Directory, MOVING};
 use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::init::Machine;
-use crate::os::membership::{Duty, LeaseNote, Membership, Standing, puts_end};
+use crate::os::membership::{Duty, Membership, Standing, left_lease, puts_end};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, EXIT_USAGE};
@@ -228,9 +228,8 @@ fn report_copy(files: &[(FileNumber, u64)], to: impl Display) -> ExitCode {
 /// Ends the lease of a server that was killed. There is nothing to do for one that runs, or that had no
 /// lease.
 fn leave(file: &Path, place: Option<BinlogPlace>) -> Result<ExitCode, Failure> {
-    let note = LeaseNote::read(file).filter(|note| note.is_over());
-    if let (Some(note), Some(BinlogPlace::Etcd(etcd))) = (note, place) {
-        Membership::leave(&etcd, note.lease)?;
+    if let (Some(lease), Some(BinlogPlace::Etcd(etcd))) = (left_lease(file), place) {
+        Membership::leave(&etcd, lease)?;
     }
     Ok(ExitCode::SUCCESS)
 }

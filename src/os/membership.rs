@@ -4,9 +4,8 @@
 
 #![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
 
-use super::sys::machine;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 #[cfg(not(feature = "etcd"))]
 use {super::failure::Failure, crate::engine::binlog::disk::Disk, mio::Waker};
@@ -73,43 +72,22 @@ pub enum Standing {
 /// The exit code of a server that led and does not any more: EX_TEMPFAIL of sysexits(3).
 pub const EXIT_LOST: u8 = 75;
 
-/// The lease of a server, in a file, so that `--leave` can end it after the process was killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseNote {
-    /// Its id.
-    pub lease: i64,
-    pid: u32,
-    /// When the process was started, by which it differs from a later one with this id.
-    started: u64,
+/// Writes a lease into a file, so that `--leave` can end it after the process was killed. The file that is returned is
+/// locked while it is open.
+pub fn note_lease(path: &Path, lease: i64) -> io::Result<File> {
+    let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
+    file.try_lock()?;
+    file.set_len(0)?;
+    writeln!(file, "{lease:x}")?;
+    Ok(file)
 }
 
-impl LeaseNote {
-    /// Returns the note of this process. Without `/proc` it cannot be found again.
-    pub fn of_this_process(lease: i64) -> LeaseNote {
-        let pid = std::process::id();
-        LeaseNote { lease, pid, started: machine::process_start(pid).unwrap_or(0) }
-    }
-
-    /// Writes it into a file.
-    pub fn write(self, file: &Path) -> io::Result<()> {
-        let LeaseNote { lease, pid, started } = self;
-        fs::write(file, format!("{lease:x} {pid} {started}\n"))
-    }
-
-    /// Returns the note in a file, or `None` if there is none.
-    pub fn read(file: &Path) -> Option<LeaseNote> {
-        let text = fs::read_to_string(file).ok()?;
-        let mut words = text.strip_suffix('\n')?.split(' ');
-        let lease = i64::from_str_radix(words.next()?, 16).ok()?;
-        let (pid, started) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(LeaseNote { lease, pid, started })
-    }
-
-    /// Returns whether the process has ended. If that is not known, it has not.
-    pub fn is_over(self) -> bool {
-        let is_known = machine::process_start(std::process::id()).is_some() && self.started > 0;
-        is_known && machine::process_start(self.pid) != Some(self.started)
-    }
+/// Returns the lease in a file. `None` means that its process has it open, or that there is none.
+pub fn left_lease(path: &Path) -> Option<i64> {
+    let file = File::open(path).ok()?;
+    file.try_lock().ok()?;
+    let text = io::read_to_string(file).ok()?;
+    i64::from_str_radix(text.strip_suffix('\n')?, 16).ok()
 }
 
 /// A server that leads, or waits until it can.

@@ -9,9 +9,10 @@ use super::keys::{ChunkNumber, IMPORTING, Keys, format_value, parse_format, prin
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
-use crate::os::membership::{Duty, EtcdOptions, LeaseNote, Standing};
+use crate::os::membership::{Duty, EtcdOptions, Standing, note_lease};
 use etcd_client::{GetOptions, KeyValue, LeaseGrantResponse, PutOptions, Txn, TxnOp};
 use log::warn;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +54,7 @@ impl Member {
     pub async fn lead(mut self) {
         let shared = Arc::clone(&self.shared);
         let failure = match ask_as_member(&shared, async || self.try_to_lead().await).await {
-            Ok(lease) => {
+            Ok((lease, _note)) => {
                 warn!("leading {}", self.keys.prefix);
                 self.shared.won.notify_one();
                 tokio::spawn(self.clone().watch_space());
@@ -66,7 +67,8 @@ impl Member {
 
     // ---- Becoming the leader ----
 
-    async fn try_to_lead(&mut self) -> Result<LeaseGrantResponse, Failure> {
+    /// Returns the lease, and the file with it.
+    async fn try_to_lead(&mut self) -> Result<(LeaseGrantResponse, Option<File>), Failure> {
         loop {
             let found = self.check().await?;
             if let Some(leader) = &found.leader {
@@ -80,17 +82,18 @@ impl Member {
             let lease = self.nodes.ask(|node| node.grant(ttl_secs)).await?;
             let deadline = sent_at + safe_time(&lease);
             self.shared.state().lease = lease.id();
-            if let Some(file) = &self.lease_file
-                && let Err(error) = LeaseNote::of_this_process(lease.id()).write(file)
-            {
-                let file = file.display();
-                warn!("cannot write {file}: {error}; a killed server is followed later");
-            }
+            let note = self.lease_file.as_ref().and_then(|path| {
+                let noted = note_lease(path, lease.id()).inspect_err(|error| {
+                    let file = path.display();
+                    warn!("cannot write {file}: {error}; a killed server is followed later");
+                });
+                noted.ok()
+            });
             let claimed = self.claim(&lease, deadline, &found).await;
             if let Ok(Some(revision)) = claimed {
                 let mut state = self.shared.state();
                 (state.deadline, state.revision) = (deadline, revision);
-                return Ok(lease);
+                return Ok((lease, note));
             }
             // It would end by itself.
             let _ = self.nodes.ask(|node| node.revoke(lease.id())).await;

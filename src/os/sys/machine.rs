@@ -43,17 +43,6 @@ pub fn processor_time() -> ProcessorTime {
     ProcessorTime { user_us: micros(usage.ru_utime), system_us: micros(usage.ru_stime) }
 }
 
-/// Returns when a process was started, in ticks of the kernel since the machine was; `None` if it has ended,
-/// or if `/proc` does not show it.
-pub fn process_start(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program is in parentheses, and may have some too.
-    let (_, fields) = stat.rsplit_once(") ")?;
-    let mut fields = fields.split(' ');
-    let is_dead = matches!(fields.next()?, "Z" | "X");
-    fields.nth(18)?.parse().ok().filter(|_| !is_dead)
-}
-
 /// Returns whether this process is the first one of its machine or container.
 pub fn is_first_process() -> bool {
     std::process::id() == 1
