@@ -115,6 +115,8 @@ pub enum Mark {
 }
 
 impl Mark {
+    const ALL: [Mark; 4] = [Mark::None, Mark::Held, Mark::Flushed, Mark::FlushedBuried];
+
     /// Returns whether a flush has deleted the job before.
     pub fn is_flushed(self) -> bool {
         matches!(self, Mark::Flushed | Mark::FlushedBuried)
@@ -165,6 +167,11 @@ pub enum JobState {
 }
 
 impl JobState {
+    const ALL: [JobState; 5] = {
+        use JobState::{Buried, Delayed, Deleted, Ready, Reserved};
+        [Deleted, Ready, Reserved, Buried, Delayed]
+    };
+
     /// Returns the name in lists and statistics.
     pub fn name(self) -> &'static str {
         ["deleted", "ready", "reserved", "buried", "delayed"][self as usize]
@@ -494,6 +501,7 @@ impl Layout {
             Nanos::from_nanos(u64::try_from(nanos).unwrap_or(0))
         };
         let secs = |ticks| u32::try_from(nanos(ticks).whole_secs()).unwrap_or(u32::MAX);
+        let mark = Mark::ALL.get(usize::from(raw.mark)).filter(|_| self.has_checksums);
         Ok(Fields {
             id: raw.id,
             pri: raw.pri,
@@ -503,20 +511,8 @@ impl Layout {
             created_at: nanos(raw.created),
             due_or_buried_at: nanos(raw.moment),
             counts: raw.counts,
-            state: match raw.state {
-                0 => JobState::Deleted,
-                1 => JobState::Ready,
-                2 => JobState::Reserved,
-                3 => JobState::Buried,
-                4 => JobState::Delayed,
-                _ => return Err(Corruption::STATE),
-            },
-            mark: match raw.mark {
-                1 if self.has_checksums => Mark::Held,
-                2 if self.has_checksums => Mark::Flushed,
-                3 if self.has_checksums => Mark::FlushedBuried,
-                _ => Mark::None,
-            },
+            state: *JobState::ALL.get(usize::from(raw.state)).ok_or(Corruption::STATE)?,
+            mark: mark.copied().unwrap_or_default(),
         })
     }
 }
