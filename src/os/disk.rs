@@ -13,7 +13,7 @@ use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
 use mio::Waker;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,9 +68,6 @@ const TRUNCATE_STEP: u64 = 256 * 1024;
 
 /// The directory from which an export moves the files of a binlog to their places.
 pub const MOVING: &str = "binlog.moving";
-
-/// So many zeros are written in a row where the file system cannot allocate space.
-const ZEROS: usize = 16 * 1024;
 
 impl Directory {
     /// Returns how many descriptors a directory takes at most that is written. Clients get none of these, so that
@@ -384,12 +381,9 @@ fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
     if files::allocate(file, from, to - from)? {
         return Ok(());
     }
-    // A constant of this size would be a hundredth of the program.
-    let zeros = vec![0; ZEROS];
-    for offset in (from..to).step_by(ZEROS) {
-        let left = usize::try_from(to - offset).unwrap_or(usize::MAX);
-        file.write_all_at(&zeros[..left.min(ZEROS)], offset)?;
-    }
+    let mut end = file;
+    end.seek(SeekFrom::Start(from))?;
+    io::copy(&mut io::repeat(0).take(to - from), &mut end)?;
     Ok(())
 }
 

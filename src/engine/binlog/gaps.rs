@@ -43,11 +43,12 @@ impl Gaps {
     /// Returns the neighbours among `numbers`, which ascend, between which a file is missing that is in no
     /// gap.
     pub fn lost<'n>(&self, numbers: &'n [FileNumber]) -> impl Iterator<Item = Gap> + use<'n, '_> {
-        let pairs = numbers.iter().zip(numbers.iter().skip(1));
-        pairs.map(|(&before, &after)| (before, after)).filter(|&(before, after)| {
-            let is_known = |&(first, last): &Gap| first <= before + 1 && after - 1 <= last;
-            after - before > 1 && !self.0.iter().any(is_known)
-        })
+        numbers.array_windows().map(|&[before, after]| (before, after)).filter(
+            |&(before, after)| {
+                let is_known = |&(first, last): &Gap| first <= before + 1 && after - 1 <= last;
+                after - before > 1 && !self.0.iter().any(is_known)
+            },
+        )
     }
 }
 
