@@ -9,7 +9,7 @@
 
 use super::Binlog;
 use super::disk::FileNumber;
-use super::files::{File, Files, SHORT, on_disk};
+use super::files::{Files, SHORT, on_disk};
 use super::syncing::RETRY_PAUSE;
 use crate::engine::keys::Owner;
 use crate::engine::time::Nanos;
@@ -38,8 +38,6 @@ pub struct Compaction {
 const MOVE_RATIO: u64 = 4;
 /// Choosing a file counts as moving this many bytes.
 const CHOICE_BYTES: u64 = 4096;
-/// At most this many files are looked at to compare runs.
-const MOST_IN_RUN: usize = 16;
 /// The time between idle steps.
 const IDLE_PAUSE: Nanos = Nanos::from_millis(1);
 /// The time until the next idle step when no job could be moved.
@@ -254,37 +252,33 @@ impl Binlog {
 }
 
 impl Files {
-    /// Returns the closed file whose jobs are moved next: the oldest one of an island with the most garbage for
-    /// its live records. An island is a run of files that can be removed before older ones. The live records of
-    /// the file have at most `most_live` bytes, and can be read `now`. Only the first files of a run are looked at.
+    /// Returns the closed file whose jobs are moved next: of the oldest one and those that can be removed before older
+    /// ones, that with the most garbage for its live records. These have at most `most_live` bytes, and can be read
+    /// `now`.
     fn next_to_empty(&self, most_live: u64, now: Nanos) -> Option<usize> {
         let mut best: Option<(u128, u128, usize)> = None;
         let mut older = None;
         // A damaged file leaves only as the oldest one.
         let may_leave_gaps = self.gaps_left() > 0 && !self.sums.has_damaged;
-        for (index, start) in self.closed().enumerate() {
-            if start.free_since.is_some() {
+        for (index, file) in self.closed().enumerate() {
+            if file.free_since.is_some() {
                 continue;
             }
+            let is_possible = file.live_bytes <= most_live && file.unreadable_until <= now;
+            let may_go = older.is_none_or(|older| file.is_apart_from(older));
             // A file without jobs waits for older ones.
-            let is_possible = start.live_bytes <= most_live && start.unreadable_until <= now;
-            if !start.is_empty() && is_possible {
-                let run = self.closed().skip(index).take(MOST_IN_RUN);
-                let is_apart = |&file: &&File| older.is_none_or(|older| file.is_apart_from(older));
-                let (mut garbage, mut live) = (0, 0);
-                for file in run.filter(|file| file.free_since.is_none()).take_while(is_apart) {
-                    live += u128::from(file.live_bytes);
-                    garbage += u128::from(on_disk(file.size).saturating_sub(file.live_bytes));
-                    // An older one is better by an eighth: it leaves no gap.
-                    if best.is_none_or(|(most, least, _)| 8 * garbage * least > 9 * most * live) {
-                        best = Some((garbage, live, index));
-                    }
+            if is_possible && may_go && !file.is_empty() {
+                let live = u128::from(file.live_bytes);
+                let garbage = u128::from(on_disk(file.size).saturating_sub(file.live_bytes));
+                // An older one is better by an eighth: it leaves no gap.
+                if best.is_none_or(|(most, least, _)| 8 * garbage * least > 9 * most * live) {
+                    best = Some((garbage, live, index));
                 }
             }
             if !may_leave_gaps {
                 break;
             }
-            older = Some(start.number);
+            older = Some(file.number);
         }
         best.map(|(_, _, index)| index)
     }
