@@ -315,25 +315,6 @@ fn jobs_that_come_back_need_no_memory() {
     assert!(pris.len() == 1_000 && pris.is_sorted(), "{pris:?}");
 }
 
-/// A `delete-batch` whose first delete is refused deletes nothing. Behind others, a refused one is among those that
-/// are not deleted, and the rest follows.
-#[test]
-fn a_delete_that_is_refused_in_a_batch_ends_no_other() {
-    let (mut driver, [client]) = start(Limits::DEFAULT);
-    for keys in ["", " idp:a:60", ""] {
-        driver.ask(client, format!("put 0 0 9 1{keys}\r\nx\r\n"));
-    }
-    // The replies need no memory: there is a buffer for them.
-    driver.ask(client, "stats\r\n");
-    for (ids, reply) in [("2 1", "OUT_OF_MEMORY\r\n"), ("1 2 3", "DELETED_BATCH 2 1\r\n")] {
-        // That of the ids. The next one is for the key that is kept.
-        Driver::refuse_memory_after(1);
-        assert_eq!(driver.ask(client, format!("delete-batch {ids}\r\n")), reply);
-    }
-    Driver::refuse_memory_after(usize::MAX);
-    assert_eq!(driver.ask(client, "delete-batch 1 2 3\r\n"), "DELETED_BATCH 1 2\r\n");
-}
-
 /// Random commands while memory comes and goes: the counts of jobs stay right.
 #[test]
 fn no_job_is_lost_while_memory_comes_and_goes() {

@@ -50,19 +50,8 @@ keys! {
     LargeCountsKey;
     /// The key of a unique job that is not freed.
     UniqueKey;
-    /// A key of a deleted job that is kept for some time.
-    KeptKey;
     /// A group of jobs of which only a limited number may be reserved.
     GroupKey;
-    /// A job or a kept key, in the binlog's table of all jobs or all kept keys. It has the same number.
-    EntryKey;
-}
-
-/// A job, or the key of a deleted job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
-    Job(JobKey),
-    KeptKey(KeptKey),
 }
 
 impl ConnKey {

@@ -179,6 +179,24 @@ fn starts_on_a_full_disk_take_no_space_from_deletes() {
     }
 }
 
+/// A `delete-batch` whose first delete is refused deletes nothing. Behind others, a refused one is among those that
+/// are not deleted, and the rest follows. The key that is kept takes a record of its own.
+#[test]
+fn a_delete_that_is_refused_in_a_batch_ends_no_other() {
+    let (disk, mut server) = start(SMALL_FILES);
+    // Together the records leave room for two more in the first block of the file.
+    for (keys, len) in [("", 1), (" idp:a:60", 1), ("", 3475)] {
+        server.ask(format!("put 0 0 9 {len}{keys}\r\n{}\r\n", "x".repeat(len)));
+    }
+    server.close();
+    disk.faults().capacity = Some(4096);
+    let mut server = server.again_on(&disk, SMALL_FILES);
+    server.expect("delete-batch 1 2 3\r\n", "DELETED_BATCH 2 1\r\n");
+    server.expect("delete-batch 2 1\r\n", "OUT_OF_MEMORY\r\n");
+    disk.faults().capacity = None;
+    server.expect("delete-batch 1 2 3\r\n", "DELETED_BATCH 1 2\r\n");
+}
+
 /// A damaged file cannot be continued, so there may be no space for the deletes of all jobs.
 #[test]
 fn a_start_does_not_exceed_a_limit_that_its_files_do_not_exceed() {

@@ -11,7 +11,7 @@ use super::Binlog;
 use super::disk::FileNumber;
 use super::files::{Files, SHORT, on_disk};
 use super::syncing::RETRY_PAUSE;
-use crate::engine::keys::Owner;
+use crate::engine::keys::JobKey;
 use crate::engine::time::Nanos;
 
 /// The progress of compaction.
@@ -130,9 +130,9 @@ impl Binlog {
         self.compaction.debt_bytes > 0
     }
 
-    /// Returns the job or kept key that compaction moves next, or `None` if no move is due or there is
+    /// Returns the job that compaction moves next, or `None` if no move is due or there is
     /// no space. The caller moves it with [`Binlog::move_to_current`] or [`Binlog::move_kept_key`].
-    pub fn next_to_move(&mut self) -> Option<Owner> {
+    pub fn next_to_move(&mut self) -> Option<JobKey> {
         // The last move may have freed a file, so that no further one is wanted; and a file that waits only for one
         // that is free by now can be emptied.
         self.files.count_free(self.sync.begun);
@@ -154,8 +154,8 @@ impl Binlog {
         let has_space = !must_fit || file.is_some();
         self.compaction.blocked_disk_bytes = (!has_space).then_some(self.files.sums.disk_bytes);
         self.compaction.emptied.take_if(|_| !has_space);
-        let found = file.and_then(|(number, _)| self.files.by_number(number).first_owner());
-        let found = found.filter(|&owner| self.reserve_move(owner));
+        let found = file.and_then(|(number, _)| self.files.by_number(number).first_job());
+        let found = found.filter(|&job| self.reserve_move(job));
         if found.is_none() {
             self.end_step();
         }

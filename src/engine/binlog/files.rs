@@ -1,4 +1,4 @@
-//! The table of files, and of the jobs and kept keys that belong to them.
+//! The table of files, and of the jobs that belong to them.
 //!
 //! ```text
 //!     closed          free      closed       current           prepared
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Only the current file is written. Files newer than it are prepared: they have a version and
-//! no record. Older ones are closed. A job belongs to the file that has its full record, and the kept key of a
-//! deleted job to the file that has its record. A closed file is free when nothing belongs to it, and it
+//! no record. Older ones are closed. A job belongs to the file that has its full record, and a deleted job whose
+//! key is kept to the file that has the record of the key. A closed file is free when nothing belongs to it, and it
 //! supersedes no record of an older file that is needed: then it can be removed. If older files are left, the
 //! gap in the numbers must be recorded before.
 //!
@@ -22,7 +22,7 @@ use super::record::{FILE_HEAD_LEN, Layout, SHORT_LEN, VERSION_LEN};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{EntryKey, JobKey, KeptKey, Key, Owner};
+use crate::engine::keys::{JobKey, Key};
 use crate::engine::time::Nanos;
 use std::collections::TryReserveError;
 use std::num::NonZero;
@@ -38,7 +38,7 @@ pub const BLOCK: u64 = 4096;
 /// missing file.
 const MOST_NUMBERS: FileNumber = 1000;
 
-/// All files, the oldest first, and the jobs and kept keys that belong to them.
+/// All files, the oldest first, and the jobs that belong to them.
 #[derive(Default)]
 pub struct Files {
     // Each record needs the current one, and an index costs less than in a `VecDeque`. Files are few.
@@ -52,12 +52,13 @@ pub struct Files {
     pub gaps: Gaps,
     /// At most this many gaps; without any, files leave oldest first.
     pub most_gaps: usize,
-    /// Those of jobs, and those of kept keys.
-    entries: [PagedSlab<EntryKey, Entry>; 2],
+    entries: Entries,
     /// The bytes of the full records of all jobs, with the records of their keys, and of kept keys.
     pub live_bytes: u64,
     /// The number of jobs whose keys will be kept.
     keeping_jobs: u64,
+    /// The number of deleted jobs whose keys are kept.
+    kept: u64,
     /// No other file has become free since [`Files::count_free`].
     are_free_known: bool,
     /// What [`Files::recount`] has counted.
@@ -104,16 +105,17 @@ pub struct File {
     pub free_since: Option<Seq>,
     /// The oldest file of which a record was superseded by one of this file so far.
     reaches: FileNumber,
-    /// Its jobs, and its kept keys.
-    owners: [List; 2],
+    jobs: List,
     /// The bytes of the full records of its jobs, with the records of their keys, and of kept keys.
     pub live_bytes: u64,
 }
 
-/// The entry of a live job, or of a kept key, in 20 bytes.
+type Entries = PagedSlab<JobKey, Entry>;
+
+/// The entry of a job in 20 bytes.
 pub struct Entry {
     file: NonZero<FileNumber>,
-    /// The offset of its full record in that file in bytes. That of a kept key is not used.
+    /// The offset of its full record in that file in bytes; 0 if the job is deleted and its key is kept.
     pub offset: u32,
     /// The length in bytes of its full record with the record of its key, or of the kept key; [`KEEPS_KEY`]
     /// is its highest bit.
@@ -152,6 +154,10 @@ impl Entry {
     fn keeps_key(&self) -> bool {
         self.len & KEEPS_KEY != 0
     }
+
+    fn is_kept(&self) -> bool {
+        self.offset == 0
+    }
 }
 
 impl File {
@@ -167,7 +173,7 @@ impl File {
             unreadable_until: Nanos::ZERO,
             free_since: None,
             reaches: number,
-            owners: [List::default(); 2],
+            jobs: List::default(),
             live_bytes: 0,
         }
     }
@@ -193,16 +199,14 @@ impl File {
         self.reaches > older && !self.is_damaged
     }
 
-    /// Returns whether no job and no kept key belongs to it.
+    /// Returns whether no job belongs to it.
     pub fn is_empty(&self) -> bool {
-        self.owners.iter().all(List::is_empty)
+        self.jobs.is_empty()
     }
 
-    /// Returns the job that has belonged to it longest, or the kept key if there is no job.
-    pub fn first_owner(&self) -> Option<Owner> {
-        let [jobs, kept] = &self.owners;
-        let job = jobs.front().map(|key| Owner::Job(JobKey::from_number(key)));
-        job.or_else(|| Some(Owner::KeptKey(KeptKey::from_number(kept.front()?))))
+    /// Returns the job that has belonged to it longest.
+    pub fn first_job(&self) -> Option<JobKey> {
+        self.jobs.front().map(JobKey::from_number)
     }
 }
 
@@ -374,9 +378,9 @@ impl Files {
 
     // ---- Jobs ----
 
-    /// Returns how many jobs there are.
+    /// Returns how many jobs there are that are not deleted.
     pub fn job_count(&self) -> u64 {
-        self.entries[JOBS].len() as u64
+        self.entries.len() as u64 - self.kept
     }
 
     /// Returns how many short records the deletes of all jobs need.
@@ -384,76 +388,71 @@ impl Files {
         self.job_count() + self.keeping_jobs
     }
 
-    /// Returns the entry of a job or kept key.
-    pub fn entry(&self, owner: Owner) -> &Entry {
-        self.find(owner).expect("it has an entry")
-    }
-
-    /// Returns the entry of a job or kept key, if it has one.
-    pub fn find(&self, owner: Owner) -> Option<&Entry> {
-        let (kind, key) = place_of(owner);
-        self.entries[kind].get(key)
+    /// Returns the entry of a job.
+    pub fn entry(&self, job: JobKey) -> &Entry {
+        &self.entries[job]
     }
 
     /// Returns all jobs, in the order of their files.
     pub fn jobs(&self) -> impl Iterator<Item = JobKey> + '_ {
-        let jobs = self.list.iter().flat_map(|file| file.owners[JOBS].iter(&self.entries[JOBS]));
-        jobs.map(JobKey::from_number)
+        self.list.iter().flat_map(|file| file.jobs.iter(&self.entries)).map(JobKey::from_number)
     }
 
     /// Returns the bytes of memory that all entries take.
     pub fn taken_bytes(&self) -> u64 {
-        self.entries.iter().map(PagedSlab::taken_bytes).sum()
+        self.entries.taken_bytes()
     }
 
-    /// Makes sure that the next [`Files::add`] needs no memory, which is of this job or kept key.
-    pub fn try_reserve(&mut self, owner: Owner) -> Result<(), TryReserveError> {
-        let (kind, key) = place_of(owner);
-        self.entries[kind].try_reserve(key)
+    /// Makes sure that the next [`Files::add`] needs no memory, which is of this job.
+    pub fn try_reserve(&mut self, job: JobKey) -> Result<(), TryReserveError> {
+        self.entries.try_reserve(job)
     }
 
-    /// Adds a job or kept key whose record, of `len` bytes with that of its key, is in this file at `offset`.
-    /// The key of a job is kept after its delete if it `is_keeping`. Call [`Files::try_reserve`] before.
-    pub fn add(&mut self, owner: Owner, place: (FileNumber, u64), len: u64, is_keeping: bool) {
-        let (kind, key) = place_of(owner);
-        let added = self.entries[kind].try_insert(key, Entry::new(place, len, is_keeping));
+    /// Adds a job whose record, of `len` bytes with that of its key, is in this file at `offset`.
+    /// Its key is kept after its delete if it `is_keeping`. Call [`Files::try_reserve`] before.
+    pub fn add(&mut self, job: JobKey, place: (FileNumber, u64), len: u64, is_keeping: bool) {
+        let added = self.entries.try_insert(job, Entry::new(place, len, is_keeping));
         added.expect("the memory is reserved");
-        self.attach(owner);
+        self.attach(job);
     }
 
     /// Notes that the job has a new full record in this file at `offset`, of `len` bytes with the record
-    /// of its key, or that a kept key has a new record there.
-    pub fn move_to(&mut self, owner: Owner, place: (FileNumber, u64), len: u64) {
-        self.supersede(owner);
-        let is_keeping = self.entry(owner).keeps_key();
-        self.replace(owner, Entry::new(place, len, is_keeping));
+    /// of its key.
+    pub fn move_to(&mut self, job: JobKey, place: (FileNumber, u64), len: u64) {
+        self.supersede(job);
+        let is_keeping = self.entry(job).keeps_key();
+        self.replace(job, Entry::new(place, len, is_keeping));
+    }
+
+    /// Notes that the job is deleted, and that the current file has the record of its key, which is kept.
+    pub fn keep(&mut self, job: JobKey) {
+        self.supersede(job);
+        self.replace(job, Entry::new((self.current().number, 0), SHORT, false));
     }
 
     /// Notes that a job has a key, which will be kept after its delete or not, or no key, and the length of its
     /// records together.
     pub fn set_key(&mut self, key: JobKey, len: u64, is_keeping: bool) {
-        let &Entry { file, offset, .. } = self.entry(Owner::Job(key));
+        let &Entry { file, offset, .. } = self.entry(key);
         let place = (file.get(), offset.into());
-        self.replace(Owner::Job(key), Entry::new(place, len, is_keeping));
+        self.replace(key, Entry::new(place, len, is_keeping));
     }
 
-    fn replace(&mut self, owner: Owner, entry: Entry) {
-        let (kind, key) = place_of(owner);
-        self.detach(owner);
-        self.entries[kind][key] = entry;
-        self.attach(owner);
+    fn replace(&mut self, job: JobKey, entry: Entry) {
+        self.detach(job);
+        self.entries[job] = entry;
+        self.attach(job);
     }
 
-    /// Removes a job or a kept key and returns its entry.
-    pub fn remove(&mut self, owner: Owner) -> Entry {
-        let (kind, key) = place_of(owner);
-        self.detach(owner);
-        self.entries[kind].remove(key).expect("it was just detached")
+    /// Removes a job and returns its entry.
+    pub fn remove(&mut self, job: JobKey) -> Entry {
+        self.detach(job);
+        self.entries.remove(job).expect("it was just detached")
     }
 
-    /// Notes that a record of the current file supersedes one of a job or a kept key.
-    pub fn supersede(&mut self, owner: Owner) {
-        self.supersede_file(self.entry(owner).file());
+    /// Notes that a record of the current file supersedes one of a job.
+    pub fn supersede(&mut self, job: JobKey) {
+        self.supersede_file(self.entry(job).file());
     }
 
     /// Notes that a record of the current file supersedes one of this file, or of any for 0.
@@ -462,26 +461,26 @@ impl Files {
         file.reaches = file.reaches.min(older);
     }
 
-    fn attach(&mut self, owner: Owner) {
-        let entry = self.entry(owner);
+    fn attach(&mut self, job: JobKey) {
+        let entry = &self.entries[job];
         let (number, len) = (entry.file(), entry.live_bytes());
         self.keeping_jobs += u64::from(entry.keeps_key());
+        self.kept += u64::from(entry.is_kept());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
-        let (kind, key) = place_of(owner);
-        file.owners[kind].push_back(&mut self.entries[kind], key.number());
+        file.jobs.push_back(&mut self.entries, job.number());
         file.live_bytes += len;
         self.live_bytes += len;
     }
 
-    fn detach(&mut self, owner: Owner) {
-        let entry = self.entry(owner);
+    fn detach(&mut self, job: JobKey) {
+        let entry = &self.entries[job];
         let (number, len) = (entry.file(), entry.live_bytes());
         self.keeping_jobs -= u64::from(entry.keeps_key());
+        self.kept -= u64::from(entry.is_kept());
         let index = self.find_file(number).expect("a record is in a file");
         let file = &mut self.list[index];
-        let (kind, key) = place_of(owner);
-        file.owners[kind].remove(&mut self.entries[kind], key.number());
+        file.jobs.remove(&mut self.entries, job.number());
         let rest = file.live_bytes.checked_sub(len);
         file.live_bytes = rest.expect("the record counts as live in its file");
         self.are_free_known &= !file.is_empty() || index == self.current;
@@ -494,21 +493,17 @@ impl Files {
     pub fn check(&self) {
         assert_eq!(self.sums, self.count(), "sums of all files, noted and counted");
         self.list.iter().for_each(|file| self.check_file(file));
-        for (kind, entries) in self.entries.iter().enumerate() {
-            entries.check(format_args!("the entries of {}", KINDS[kind]));
-            let of_files: u32 = self.list.iter().map(|file| file.owners[kind].len()).sum();
-            assert_eq!(
-                entries.len(),
-                of_files as usize,
-                "{} with entries, and of all files",
-                KINDS[kind]
-            );
-        }
+        self.entries.check(format_args!("the entries of jobs"));
+        let of_files: u32 = self.list.iter().map(|file| file.jobs.len()).sum();
+        assert_eq!(self.entries.len(), of_files as usize, "jobs with entries, and of all files");
         assert!(self.list.iter().is_sorted_by_key(|file| file.number), "files are in order");
         let live_bytes: u64 = self.list.iter().map(|file| file.live_bytes).sum();
         assert_eq!(self.live_bytes, live_bytes, "live bytes of the binlog, and of its files");
-        let keeping = self.entries[JOBS].iter().filter(|(_, entry)| entry.keeps_key()).count();
-        assert_eq!(self.keeping_jobs, keeping as u64, "jobs that keep keys, noted and counted");
+        let count = |is_such: fn(&Entry) -> bool| {
+            self.entries.iter().filter(|(_, entry)| is_such(entry)).count() as u64
+        };
+        let counted = [count(Entry::keeps_key), count(Entry::is_kept)];
+        assert_eq!([self.keeping_jobs, self.kept], counted, "jobs that will keep or keep keys");
         let File { number, used, is_damaged, .. } = *self.current();
         assert!(used >= HEAD && !is_damaged, "binlog.{number} is the current file without a head");
         for (number, prepared) in (number + 1..).zip(self.prepared()) {
@@ -530,29 +525,12 @@ impl Files {
             "binlog.{number} is free and has jobs"
         );
         let mut live_bytes = 0;
-        for (kind, owners) in file.owners.iter().enumerate() {
-            let what = format_args!("the {} of binlog.{number}", KINDS[kind]);
-            owners.check(&self.entries[kind], what, |key| {
-                let entry = &self.entries[kind][EntryKey::from_number(key)];
-                assert_eq!(entry.file(), number, "the file of an entry, and of the list with it");
-                live_bytes += entry.live_bytes();
-            });
-        }
+        file.jobs.check(&self.entries, format_args!("the jobs of binlog.{number}"), |key| {
+            let entry = self.entry(JobKey::from_number(key));
+            assert_eq!(entry.file(), number, "the file of an entry, and of the list with it");
+            live_bytes += entry.live_bytes();
+        });
         assert_eq!(file.live_bytes, live_bytes, "live bytes of binlog.{number}, noted and counted");
-    }
-}
-
-/// The indexes of what is kept for jobs, and for kept keys.
-const JOBS: usize = 0;
-const KEPT: usize = 1;
-/// What these are, for messages.
-const KINDS: [&str; 2] = ["jobs", "kept keys"];
-
-/// Returns where the entry of a job or kept key is.
-fn place_of(owner: Owner) -> (usize, EntryKey) {
-    match owner {
-        Owner::Job(job) => (JOBS, EntryKey::from_number(job.number())),
-        Owner::KeptKey(kept) => (KEPT, EntryKey::from_number(kept.number())),
     }
 }
 
@@ -561,13 +539,13 @@ pub fn on_disk(size: u64) -> u64 {
     size.next_multiple_of(BLOCK)
 }
 
-/// The links of the lists of jobs and of kept keys in a file.
-impl Linked for PagedSlab<EntryKey, Entry> {
+/// The links of the list of jobs in a file.
+impl Linked for Entries {
     fn links(&self, key: u32) -> Links {
-        self[EntryKey::from_number(key)].links
+        self[JobKey::from_number(key)].links
     }
 
     fn links_mut(&mut self, key: u32) -> &mut Links {
-        &mut self[EntryKey::from_number(key)].links
+        &mut self[JobKey::from_number(key)].links
     }
 }

@@ -10,7 +10,7 @@
 //! is written once per loop iteration ([`Binlog::commit`]), before the replies of that iteration
 //! leave. Each live job belongs to the file that has its full record. A file without jobs is removed
 //! when no older file has a record that one of its records supersedes: a record must never outlive the
-//! record that supersedes it. The kept key of a deleted job counts as a job here.
+//! record that supersedes it. A deleted job counts as long as its key is kept.
 //!
 //! The first error of a write or sync is final: nothing is written after it, and
 //! [`Binlog::commit`] returns it. A function that returns [`NoSpace`] has changed nothing.
@@ -51,7 +51,7 @@ mod syncing;
 mod writer;
 
 use super::collections::chains::low_half;
-use super::keys::{JobKey, KeptKey, Owner};
+use super::keys::JobKey;
 use super::limits::{Limits, Settings};
 use super::time::Nanos;
 use compaction::Compaction;
@@ -163,45 +163,52 @@ impl Binlog {
         self.last_id = self.last_id.max(records.fields.id);
         let keeps_key = records.unique.is_some_and(|unique| unique.ttl_secs > 0);
         let (place, len) = self.next_place(records);
-        self.files.add(Owner::Job(job), place, len, keeps_key);
+        self.files.add(job, place, len, keeps_key);
         self.append_full(records);
         self.charge_put(len);
     }
 
     /// Appends a short record of a job, after [`Binlog::reserve_update`].
     pub fn update(&mut self, key: JobKey, fields: &Fields) {
-        self.files.supersede(Owner::Job(key));
+        self.files.supersede(key);
         self.append(&Content::Job(*fields), "", &[]);
         self.charge(SHORT);
     }
 
     /// Appends the record of a delete, after [`Binlog::reserve_delete`], with that of the key before it if it is
     /// kept.
-    pub fn delete(&mut self, job: JobKey, fields: &Fields, kept: Option<(KeptKey, KeyRecord)>) {
-        let (job, is_flushed) = (Owner::Job(job), fields.mark.is_flushed());
-        if let Some((key, record)) = &kept {
-            self.append(&Content::Key(*record), "", &[]);
-            self.files.supersede(job);
-            self.files.add(Owner::KeptKey(*key), (self.files.current().number, 0), SHORT, false);
+    pub fn delete(&mut self, job: JobKey, fields: &Fields, kept: Option<&KeyRecord>) {
+        let is_flushed = fields.mark.is_flushed();
+        let entry = self.files.entry(job);
+        let (older, len) = (entry.file(), entry.live_bytes());
+        if let Some(key) = kept {
+            self.append_kept(job, key);
         }
         // Only a server that was started on a full disk may lack space for the delete of a flushed job.
         let is_reserved = !is_flushed && kept.is_none();
-        let has_room = is_reserved || self.reserve_delete(None).is_ok();
+        let has_room = is_reserved || self.reserve_delete(false).is_ok();
         assert!(has_room || kept.is_none(), "there was room for two records, and is none for one");
         if has_room {
             // It may be in another file than the key.
-            self.files.supersede(job);
+            self.files.supersede_file(older);
             self.append(&Content::Job(*fields), "", &[]);
         }
-        let entry = self.files.remove(job);
+        if kept.is_none() {
+            self.files.remove(job);
+        }
         if !is_flushed {
-            self.charge(SHORT + entry.live_bytes());
+            self.charge(SHORT + len);
         }
     }
 
-    /// Forgets a kept key: its record is garbage from now on.
-    pub fn forget_key(&mut self, key: KeptKey) {
-        self.files.remove(Owner::KeptKey(key));
+    fn append_kept(&mut self, job: JobKey, key: &KeyRecord) {
+        self.append(&Content::Key(*key), "", &[]);
+        self.files.keep(job);
+    }
+
+    /// Forgets a deleted job whose key was kept: the record of the key is garbage from now on.
+    pub fn forget(&mut self, job: JobKey) {
+        self.files.remove(job);
         self.charge(SHORT);
     }
 
@@ -230,17 +237,15 @@ impl Binlog {
     /// Appends new records of a job that is to be moved. Returns their length in bytes.
     pub fn move_to_current(&mut self, key: JobKey, records: &FullRecords<'_>) -> usize {
         let (place, len) = self.next_place(records);
-        self.files.move_to(Owner::Job(key), place, len);
+        self.files.move_to(key, place, len);
         self.append_full(records);
         self.records_migrated += 1;
         self.note_moved(len)
     }
 
-    /// Appends a new record of a kept key that is to be moved. Returns its length in bytes.
-    pub fn move_kept_key(&mut self, key: KeptKey, kept: &KeyRecord) -> usize {
-        let place = (self.files.current().number, 0);
-        self.files.move_to(Owner::KeptKey(key), place, SHORT);
-        self.append(&Content::Key(*kept), "", &[]);
+    /// Appends a new record of the kept key of a deleted job that is to be moved. Returns its length in bytes.
+    pub fn move_kept_key(&mut self, job: JobKey, key: &KeyRecord) -> usize {
+        self.append_kept(job, key);
         self.note_moved(SHORT)
     }
 
@@ -330,10 +335,10 @@ impl Binlog {
         self.check_space();
     }
 
-    /// Panics unless this job or kept key has records of `len` bytes.
-    pub fn check_entry(&self, owner: Owner, len: usize) {
-        let known = self.files.find(owner).map(Entry::live_bytes);
-        assert_eq!(known, Some(len as u64), "{owner:?}, as the binlog knows it, and as it is");
+    /// Panics unless this job has records of `len` bytes.
+    pub fn check_entry(&self, job: JobKey, len: usize) {
+        let known = self.files.entry(job).live_bytes();
+        assert_eq!(known, len as u64, "{job:?}, as the binlog knows it, and as it is");
     }
 
     // ---- Numbers ----
@@ -351,7 +356,7 @@ impl Binlog {
 
     /// Returns the number of the file that has the full record of a job.
     pub fn file_of(&self, key: JobKey) -> FileNumber {
-        self.files.entry(Owner::Job(key)).file()
+        self.files.entry(key).file()
     }
 }
 

@@ -8,7 +8,7 @@ use super::Binlog;
 use super::disk::FileNumber;
 use super::record::{self, Layout};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, Owner};
+use crate::engine::keys::JobKey;
 use std::fmt;
 use std::io;
 
@@ -51,7 +51,7 @@ impl RecordRead {
 impl Binlog {
     /// Returns the full record of a job. The body has `body_len` bytes with the CR LF.
     pub fn record_of(&self, key: JobKey, id: u64, tube: &str, body_len: u32) -> RecordRead {
-        let entry = self.files.entry(Owner::Job(key));
+        let entry = self.files.entry(key);
         let (file, offset) = (entry.file(), entry.offset);
         let index = self.files.find_file(file).expect("the file of a job is there");
         let layout = self.files.list[index].layout;

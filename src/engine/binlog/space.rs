@@ -17,7 +17,7 @@ use super::refusal_log::RefusalLog;
 use super::syncing::RETRY_PAUSE;
 use super::{Binlog, NoSpace};
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, KeptKey, Owner};
+use crate::engine::keys::JobKey;
 use log::{debug, warn};
 use std::io;
 
@@ -347,7 +347,7 @@ impl Binlog {
         len: usize,
         keeps_key: Option<bool>,
     ) -> Result<(), NoSpace> {
-        self.files.try_reserve(Owner::Job(job))?;
+        self.files.try_reserve(job)?;
         if self.refuses_all_puts() {
             return Err(NoSpace);
         }
@@ -391,8 +391,8 @@ impl Binlog {
 
     /// Reserves space for [`Binlog::move_to_current`] or [`Binlog::move_kept_key`]. Returns `false` if there is
     /// none.
-    pub fn reserve_move(&mut self, owner: Owner) -> bool {
-        let len = self.files.entry(owner).live_bytes();
+    pub fn reserve_move(&mut self, job: JobKey) -> bool {
+        let len = self.files.entry(job).live_bytes();
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
         let has_memory = self.ensure_memory(Headroom::ThreeQuarters, bytes);
         has_memory.and_then(|()| self.reserve_from_headroom(len)).is_ok()
@@ -406,13 +406,10 @@ impl Binlog {
         Ok(())
     }
 
-    /// Reserves space for [`Binlog::delete`], and memory for a key that is kept. The space exists since the
+    /// Reserves space for [`Binlog::delete`] of a job, whose key is then kept or not. The space exists since the
     /// put: only a server may lack it that was started on a full disk, or on files that take as much as they may.
-    pub fn reserve_delete(&mut self, kept: Option<KeptKey>) -> Result<(), NoSpace> {
-        if let Some(kept) = kept {
-            self.files.try_reserve(Owner::KeptKey(kept))?;
-        }
-        while self.room() < 1 + u64::from(kept.is_some()) {
+    pub fn reserve_delete(&mut self, keeps_key: bool) -> Result<(), NoSpace> {
+        while self.room() < 1 + u64::from(keeps_key) {
             if !self.prepare() && !self.prepare_beyond_limit() {
                 return Err(NoSpace);
             }

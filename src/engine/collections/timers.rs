@@ -1,4 +1,4 @@
-//! Timers: one for each connection, for each tube, or for each key of a deleted job.
+//! Timers: one for each connection, or for each tube.
 //!
 //! All timers of one kind are in a heap by their time. One that is not set has the time [`Nanos::NEVER`], so
 //! setting a timer needs no memory. A timer is only moved to an earlier time. An early expiry at which nothing
@@ -65,11 +65,6 @@ impl<K: Key + fmt::Debug> Timers<K> {
         if self.heap.is_empty() {
             self.indexes = Vec::new();
         }
-    }
-
-    /// Returns the memory of all timers in bytes.
-    pub fn taken_bytes(&self) -> u64 {
-        (self.heap.len() * size_of::<Timer<K>>() + self.indexes.len() * size_of::<u32>()) as u64
     }
 
     /// Sets the timer so that it expires at `at`, or earlier if it was set to an earlier time.

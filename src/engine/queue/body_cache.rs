@@ -20,7 +20,7 @@ use crate::engine::binlog::Binlog;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, Owner, TubeKey};
+use crate::engine::keys::{JobKey, TubeKey};
 use log::{error, warn};
 use std::collections::{HashSet, TryReserveError, VecDeque};
 use std::io;
@@ -190,7 +190,8 @@ impl Queue {
 
     /// Returns whether the body of the job `id` is only on the disk.
     pub fn is_cold(&self, key: JobKey, id: u64) -> bool {
-        self.jobs.get(key).is_some_and(|job| job.id == id && job.body.is_cold())
+        let job = self.jobs.get(key).filter(|job| job.id == id && !job.is_kept());
+        job.is_some_and(|job| job.body.is_cold())
     }
 
     /// Returns the full record of a job with a cold body.
@@ -305,7 +306,7 @@ impl Queue {
             return;
         }
         match job.state {
-            State::Buried(_) => return,
+            State::Buried(_) | State::Kept(_) => return,
             State::Reserved(_) if !client.holds(job) => return,
             State::Reserved(_) if self.due(job).is_none() => self.uncount_reserve(key),
             State::Detached | State::Ready { .. } | State::Delayed(_) | State::Reserved { .. } => {}
@@ -352,7 +353,7 @@ impl Queue {
             // A record after that of the flush would bring the job back.
             && !self.is_flushed(&self.jobs[key])
             && let Some(binlog) = &mut self.binlog
-            && binlog.reserve_move(Owner::Job(key))
+            && binlog.reserve_move(key)
         {
             self.move_record(key, read, record);
         }
@@ -398,17 +399,13 @@ impl Queue {
         self.body_cache.stats.failures += 1;
         binlog.note_damage(key);
         // Without space for the record, the job is lost again at the next start.
-        if binlog.reserve_delete(None).is_err() {
+        if binlog.reserve_delete(false).is_err() {
             return binlog.end_step();
         }
         self.detach(key);
-        let job = self.jobs.remove(key);
-        if let Some(unique) = job.unique() {
-            self.unique.remove(unique);
-        }
-        self.record_end(key, &job, None, None);
-        let tube = job.tube;
-        self.drop_job(job);
+        let tube = self.jobs[key].tube;
+        self.drop_key(key);
+        self.end_job(key, None);
         self.remove_tube_if_idle(tube);
     }
 
@@ -417,7 +414,7 @@ impl Queue {
     /// Checks the counts of bodies in memory and of cold ones.
     pub(super) fn check_body_cache(&self) {
         let (mut warm_bytes, mut cold) = (0, ColdBodies::default());
-        for (_, job) in self.jobs.iter() {
+        for (_, job) in self.jobs.iter().filter(|(_, job)| !job.is_kept()) {
             let len = u64::from(job.body.full_len());
             if job.body.is_cold() {
                 cold.jobs += 1;

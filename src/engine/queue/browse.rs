@@ -95,7 +95,7 @@ impl Queue {
     pub fn scan_jobs(&self, next_page: &mut usize, mut each: impl FnMut(&Job)) -> bool {
         let end = (*next_page + self.limits.memory_pages_per_step).min(self.jobs.page_count());
         let jobs = (*next_page..end).flat_map(|page| self.jobs.in_page(page)).map(|(_, job)| job);
-        jobs.filter(|job| !self.is_flushed(job)).for_each(&mut each);
+        jobs.filter(|job| !job.is_kept() && !self.is_flushed(job)).for_each(&mut each);
         *next_page = end;
         end == self.jobs.page_count()
     }

@@ -13,7 +13,7 @@ use super::job::{Holder, Job, ReservedEntry, State};
 use super::tube::Tube;
 use super::{Queue, URGENT_BELOW};
 use crate::engine::binlog::record;
-use crate::engine::keys::{ConnKey, JobKey, Owner, TubeKey};
+use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::time::Nanos;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +41,8 @@ impl Queue {
         self.jobs.check(format_args!("the jobs"));
         let counts = self.jobs.iter().map(|(_, job)| &job.counts);
         self.large_counts.check(counts, format_args!("the large counts"));
-        for (key, job) in self.jobs.iter() {
+        let live = || self.jobs.iter().filter(|(_, job)| !job.is_kept());
+        for (key, job) in live() {
             let found = self.jobs.find(job.id);
             assert_eq!(found, Some(key), "key found for job {}, and its own", job.id);
             assert!(job.ttr_secs >= 1, "job {} has a TTR of 0 s", job.id);
@@ -54,7 +55,7 @@ impl Queue {
         self.check_watches(&clients);
 
         let mut counted: BTreeMap<TubeKey, Counts> = BTreeMap::new();
-        for (key, job) in self.jobs.iter().filter(|(_, job)| !self.is_flushed(job)) {
+        for (key, job) in live().filter(|(_, job)| !self.is_flushed(job)) {
             let counts = counted.entry(job.tube).or_default();
             counts[self.state_number(key, job, &clients)] += 1;
             let is_urgent = matches!(job.state, State::Ready(_)) && job.pri < URGENT_BELOW;
@@ -86,7 +87,9 @@ impl Queue {
     /// [`Counts`].
     fn state_number(&self, key: JobKey, job: &Job, clients: &BTreeMap<ConnKey, &Client>) -> usize {
         match job.state {
-            State::Detached => panic!("job {} is detached between two commands", job.id),
+            State::Detached | State::Kept(_) => {
+                panic!("job {} is detached between two commands", job.id)
+            }
             // `check_tube` walks these. The counts agree, so each job is in one of them.
             State::Ready(_) => 0,
             State::Delayed(_) => 2,
@@ -165,16 +168,16 @@ impl Queue {
     fn check_binlog(&self) {
         let Some(binlog) = &self.binlog else { return };
         binlog.check();
-        assert_eq!(
-            binlog.files.job_count(),
-            self.jobs.len() as u64,
-            "jobs in the binlog, and jobs"
-        );
+        let count = self.jobs.iter().filter(|(_, job)| !job.is_kept()).count() as u64;
+        assert_eq!(binlog.files.job_count(), count, "jobs in the binlog, and jobs");
         for (key, job) in self.jobs.iter() {
             let tube = &self.tubes[job.tube].name;
-            let full_len = record::full_len(tube, job.body.full_len() as usize);
+            let full_len = match job.is_kept() {
+                true => 0,
+                false => record::full_len(tube, job.body.full_len() as usize),
+            };
             let key_len = job.unique().map_or(0, |_| record::SHORT_LEN);
-            binlog.check_entry(Owner::Job(key), full_len + key_len);
+            binlog.check_entry(key, full_len + key_len);
         }
     }
 }

@@ -264,7 +264,7 @@ impl Queue {
             let is_right = match job.state {
                 State::Ready(_) => !matches!(place, MemberPlace::Elsewhere | MemberPlace::Slot),
                 State::Reserved(_) => place == MemberPlace::Slot || self.is_flushed(job),
-                State::Delayed(_) | State::Buried(_) | State::Detached => {
+                State::Delayed(_) | State::Buried(_) | State::Detached | State::Kept(_) => {
                     place == MemberPlace::Elsewhere
                 }
             };

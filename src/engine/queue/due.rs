@@ -112,7 +112,7 @@ impl Queue {
     pub fn next_due(&self) -> Nanos {
         let binlog = self.binlog.as_ref().map_or(Nanos::NEVER, Binlog::next_due);
         let timers = self.tube_timers.next_due().min(self.conn_timers.next_due());
-        let keys = self.unique.next_end().min(self.offers_due());
+        let keys = self.next_key_end().min(self.offers_due());
         timers.min(keys).min(binlog).min(self.bodies.next_due()).min(self.bury_log.next_due())
     }
 

@@ -68,7 +68,8 @@ impl Queue {
         }
         let tube = &self.tubes[job.tube];
         let is_buried = matches!(job.state, State::Buried(_));
-        job.epoch != tube.epoch || (is_buried && job.due < tube.flushed_before)
+        let is_older = job.epoch != tube.epoch || (is_buried && job.due < tube.flushed_before);
+        is_older && !job.is_kept()
     }
 
     /// Flushes a tube. Returns the number of deleted jobs, or `None` if jobs are left to be freed: then
@@ -267,9 +268,7 @@ impl Queue {
         let mapped_before = self.mapped_bytes();
         self.free_slot(key);
         self.jobs[key].state = State::Detached;
-        let job = self.jobs.remove(key);
-        self.record_delete(key, &job, Some(decision));
-        self.drop_job(job);
+        self.end_job(key, Some(decision));
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::try_from(freed).unwrap_or(usize::MAX);
         self.work.spend(WORK_PER_FREE + pages * WORK_PER_FREED_PAGE);
@@ -295,7 +294,7 @@ impl Queue {
                 State::Delayed(_) => 1,
                 State::Buried(_) => 2,
                 State::Reserved { .. } => 3,
-                State::Detached => panic!("flushed job {} is detached", job.id),
+                State::Detached | State::Kept(_) => panic!("flushed job {} is detached", job.id),
             };
             counted[state] += 1;
         }

@@ -29,7 +29,8 @@ pub struct Job {
     pub counts: JobCounts,
     pub created_at: Nanos,
     /// The end of the delay, while it is delayed; the end of the TTR while it is reserved, or
-    /// [`Nanos::NEVER`] if the TTR has not begun; the moment of the bury while it is buried.
+    /// [`Nanos::NEVER`] if the TTR has not begun; the moment of the bury while it is buried; until when its key
+    /// is kept.
     pub due: Nanos,
     pub state: State,
     pub body: Body,
@@ -59,6 +60,8 @@ pub enum State {
     Reserved(Holder),
     /// In the list of buried jobs of its tube.
     Buried(Links),
+    /// Deleted: only its id and its key are left, which is kept. Among those with kept keys.
+    Kept(Links),
 }
 
 impl State {
@@ -78,6 +81,7 @@ impl State {
             State::Reserved(_) => JobState::Reserved,
             State::Delayed(_) => JobState::Delayed,
             State::Buried(_) => JobState::Buried,
+            State::Kept(_) => JobState::Deleted,
             State::Detached => unreachable!("between commands no job is detached"),
         }
     }
@@ -144,6 +148,25 @@ impl Job {
         }
     }
 
+    /// Returns a deleted job whose key is kept until this moment.
+    pub fn kept(id: u64, until: Nanos) -> Job {
+        let params = JobParams { pri: 0, delay_secs: 0, ttr_secs: 0 };
+        let (state, due) = (State::Kept(Links::LOOSE), until);
+        // No tube has it.
+        Job { state, due, ..Job::new(id, TubeKey::DEFAULT, params, Body::cold(0), until) }
+    }
+
+    /// Leaves a deleted job whose key is kept until this moment, and returns the rest of it.
+    pub fn keep_key(&mut self, until: Nanos) -> Job {
+        let kept = Job { key: self.key, next: self.next.clone(), ..Job::kept(self.id, until) };
+        std::mem::replace(self, kept)
+    }
+
+    /// Returns whether it is deleted, and only its key is kept.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.state, State::Kept(_))
+    }
+
     /// Returns its key, if it is a unique job.
     pub fn unique(&self) -> Option<UniqueKey> {
         (self.key != UniqueKey::NONE).then_some(self.key)
@@ -172,14 +195,14 @@ pub struct JobParams {
 }
 
 impl Jobs {
-    /// Returns the key of the job with this id.
+    /// Returns the key of the job with this id, which is not kept after a delete.
     pub fn find(&self, id: u64) -> Option<JobKey> {
         Some(self.find_entry(id)?.0)
     }
 
-    /// Returns the job with this id, and its key.
+    /// Returns that job, and its key.
     pub fn find_entry(&self, id: u64) -> Option<(JobKey, &Job)> {
-        self.find_by(mix_blocks(id), |job| job.id == id)
+        self.find_by(mix_blocks(id), |job| job.id == id && !job.is_kept())
     }
 }
 
@@ -197,14 +220,14 @@ impl Linked for Jobs {
     #[inline]
     fn links(&self, key: u32) -> Links {
         match self[JobKey::from_number(key)].state {
-            State::Ready(it) | State::Delayed(it) | State::Buried(it) => it,
+            State::Ready(it) | State::Delayed(it) | State::Buried(it) | State::Kept(it) => it,
             State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }
 
     fn links_mut(&mut self, key: u32) -> &mut Links {
         match &mut self[JobKey::from_number(key)].state {
-            State::Ready(it) | State::Delayed(it) | State::Buried(it) => it,
+            State::Ready(it) | State::Delayed(it) | State::Buried(it) | State::Kept(it) => it,
             State::Detached | State::Reserved(_) => unreachable!("{NOT_LISTED}"),
         }
     }

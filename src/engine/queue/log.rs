@@ -15,9 +15,9 @@ use super::Queue;
 use super::counts::LargeCounts;
 use super::job::{Job, State, Target};
 use super::unique::NewKey;
-use crate::engine::binlog::record::{self, Decision, Fields, FlushKind, JobState, KeyRecord, Mark};
+use crate::engine::binlog::record::{self, Decision, Fields, FlushKind, JobState, Mark};
 use crate::engine::binlog::{Binlog, FullRecords, NoSpace};
-use crate::engine::keys::{JobKey, KeptKey, Owner, TubeKey, UniqueKey};
+use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::time::{ClockOffset, Nanos};
 
 /// Bytes moved by compaction in one unit of work.
@@ -47,11 +47,10 @@ impl Queue {
         self.binlog.as_mut().map_or(Ok(()), Binlog::reserve_update)
     }
 
-    /// Reserves space for the records of the delete of a job with this key, and memory if the key is kept.
-    pub(super) fn reserve_delete(&mut self, unique: Option<UniqueKey>) -> Result<(), NoSpace> {
-        let kept = unique.filter(|&key| self.unique.will_keep(key));
-        let kept = kept.map(|_| self.unique.try_reserve_kept()).transpose()?;
-        self.binlog.as_mut().map_or(Ok(()), |binlog| binlog.reserve_delete(kept))
+    /// Reserves space for the records of the delete of a job.
+    pub(super) fn reserve_delete(&mut self, key: JobKey) -> Result<(), NoSpace> {
+        let Some(binlog) = &mut self.binlog else { return Ok(()) };
+        binlog.reserve_delete(self.unique.ttl_secs(&self.jobs[key]).is_some())
     }
 
     /// Records a put. The job is sent to `to`.
@@ -60,7 +59,7 @@ impl Queue {
         let job = &self.jobs[key];
         let fields = fields(job, &self.large_counts, to.record_state(), self.clock_offset);
         let (body, tube) = (self.bodies.bytes(&job.body), &self.tubes[job.tube].name);
-        let unique = self.unique.record_of(job);
+        let unique = self.unique.record_of(job, self.clock_offset);
         binlog.put(key, &FullRecords { unique, fields, tube, body });
     }
 
@@ -89,41 +88,28 @@ impl Queue {
         binlog.hold(key, &fields)
     }
 
-    /// Records the delete of a job that was removed, after [`Queue::reserve_delete`], and ends its key. A
-    /// flush has deleted the job before if `flushed_by` is not `None`.
+    /// Removes and records a detached job, after [`Queue::reserve_delete`], and frees what it has. If its key is kept
+    /// for some time, only that stays. A flush has deleted the job before if `flushed_by` is not `None`.
     #[inline(always)]
-    pub(super) fn record_delete(&mut self, key: JobKey, job: &Job, flushed_by: Option<Decision>) {
-        let unique = job.unique();
-        let kept = unique.and_then(|unique| self.end_unique(job, unique, flushed_by));
-        self.record_end(key, job, kept, flushed_by.map(|flush| flush.kind));
-    }
-
-    /// Records the delete of a job whose key has ended, or is `kept`.
-    #[inline(always)]
-    pub(super) fn record_end(
-        &mut self,
-        key: JobKey,
-        job: &Job,
-        kept: Option<KeptKey>,
-        flushed_by: Option<FlushKind>,
-    ) {
-        let kept = kept.map(|kept| (kept, self.kept_record(kept)));
-        let Some(binlog) = &mut self.binlog else { return };
-        let mark = match flushed_by {
-            None => Mark::None,
-            Some(FlushKind::All) => Mark::Flushed,
-            Some(FlushKind::Buried) => Mark::FlushedBuried,
+    pub(super) fn end_job(&mut self, key: JobKey, flushed_by: Option<Decision>) {
+        let kept_until = self.jobs[key].unique().and_then(|_| self.end_key(key, flushed_by));
+        let job = match kept_until {
+            Some(until) => self.keep_key(key, until),
+            None => self.jobs.remove(key),
         };
-        let deleted = (JobState::Deleted, Nanos::ZERO);
-        let fields = Fields { mark, ..fields(job, &self.large_counts, deleted, self.clock_offset) };
-        binlog.delete(key, &fields, kept);
-    }
-
-    /// Returns the record of a kept key.
-    fn kept_record(&self, key: KeptKey) -> KeyRecord {
-        let record = self.unique.record_of_kept(key);
-        let kept_until = record.kept_until.map(|until| until.to_wall_clock(self.clock_offset));
-        KeyRecord { kept_until, ..record }
+        if let Some(binlog) = &mut self.binlog {
+            let mark = match flushed_by.map(|flush| flush.kind) {
+                None => Mark::None,
+                Some(FlushKind::All) => Mark::Flushed,
+                Some(FlushKind::Buried) => Mark::FlushedBuried,
+            };
+            let deleted = (JobState::Deleted, Nanos::ZERO);
+            let fields = fields(&job, &self.large_counts, deleted, self.clock_offset);
+            let kept =
+                kept_until.and_then(|_| self.unique.record_of(&self.jobs[key], self.clock_offset));
+            binlog.delete(key, &Fields { mark, ..fields }, kept.as_ref());
+        }
+        self.drop_job(job);
     }
 
     /// Moves jobs to the current file, if that is due. Further ones are moved by the next calls.
@@ -138,32 +124,30 @@ impl Queue {
     pub(super) fn move_jobs(&mut self, most_bytes: usize, may_wait: bool) {
         let rest = self.work.give(most_bytes / MOVED_BYTES_PER_WORK);
         while self.work.is_left()
-            && let Some(owner) = self.binlog.as_mut().and_then(Binlog::next_to_move)
+            && let Some(job) = self.binlog.as_mut().and_then(Binlog::next_to_move)
             // A record after that of the flush would bring the job back.
-            && !matches!(owner, Owner::Job(job) if self.is_flushed(&self.jobs[job]))
-            && self.move_in_binlog(owner, may_wait)
+            && !self.is_flushed(&self.jobs[job])
+            && self.move_in_binlog(job, may_wait)
         {}
         self.work.end(rest);
     }
 
-    /// Writes the record of a job or of a kept key again. Returns `false` if that is not possible: the
+    /// Writes the record of a job, or of its kept key, again. Returns `false` if that is not possible: the
     /// record must be read from the disk first, which is waited for only if it `may_wait`, or it cannot
     /// be read.
-    pub(super) fn move_in_binlog(&mut self, owner: Owner, may_wait: bool) -> bool {
-        match owner {
-            Owner::Job(key) if self.jobs[key].body.is_cold() => self.move_cold(key, may_wait),
-            Owner::Job(key) => {
-                self.write_moved(key, None);
-                true
-            }
-            Owner::KeptKey(key) => {
-                let kept = self.kept_record(key);
-                let Some(binlog) = &mut self.binlog else { return false };
-                let moved = binlog.move_kept_key(key, &kept);
-                self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
-                true
-            }
+    pub(super) fn move_in_binlog(&mut self, key: JobKey, may_wait: bool) -> bool {
+        let job = &self.jobs[key];
+        if job.is_kept() {
+            let kept = self.unique.record_of(job, self.clock_offset);
+            let Some((binlog, kept)) = self.binlog.as_mut().zip(kept) else { return false };
+            let moved = binlog.move_kept_key(key, &kept);
+            self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
+        } else if job.body.is_cold() {
+            return self.move_cold(key, may_wait);
+        } else {
+            self.write_moved(key, None);
         }
+        true
     }
 
     /// Writes the record of a job again, in its present state, with a body that was read back or that of the job.
@@ -175,7 +159,7 @@ impl Queue {
         let tube = &self.tubes[job.tube].name;
         let fields = fields(job, &self.large_counts, state, self.clock_offset);
         let body = body.unwrap_or_else(|| self.bodies.bytes(&job.body));
-        let unique = self.unique.record_of(job);
+        let unique = self.unique.record_of(job, self.clock_offset);
         let moved = binlog.move_to_current(key, &FullRecords { unique, fields, tube, body });
         self.work.spend_for(moved, MOVED_BYTES_PER_WORK);
     }

@@ -13,7 +13,8 @@
 //!                    [buried] <------------------- bury -'
 //! ```
 //!
-//! Delete also takes ready, delayed and buried jobs, and reserve-job reserves them.
+//! Delete also takes ready, delayed and buried jobs, and reserve-job reserves them. A deleted job whose key is kept
+//! stays for that alone ([`unique`]).
 //!
 //! A job that comes back needs no memory: the links of all its places are in the job.
 //!
@@ -362,7 +363,7 @@ impl Queue {
         match self.jobs[key].state {
             State::Reserved(_) => false,
             State::Ready(_) => !self.is_blocked(key),
-            State::Delayed(_) | State::Buried(_) | State::Detached => true,
+            State::Delayed(_) | State::Buried(_) | State::Detached | State::Kept(_) => true,
         }
     }
 
@@ -378,13 +379,11 @@ impl Queue {
 
     /// Deletes a job that no other connection has reserved.
     pub fn delete(&mut self, client: &mut Client, key: JobKey) -> Result<(), NoSpace> {
-        self.reserve_delete(self.jobs[key].unique())?;
+        self.reserve_delete(key)?;
         self.take(client, key, Some(End::Delete));
-        let job = self.jobs.remove(key);
-        self.record_delete(key, &job, None);
-        self.tubes[job.tube].deletes += 1;
-        let tube = job.tube;
-        self.drop_job(job);
+        let tube = self.jobs[key].tube;
+        self.tubes[tube].deletes += 1;
+        self.end_job(key, None);
         self.remove_tube_if_idle(tube);
         self.offer_parked();
         Ok(())
@@ -521,7 +520,7 @@ impl Queue {
         match job.state {
             State::Reserved(_) => Some(job.due).filter(|&deadline| deadline != Nanos::NEVER),
             State::Delayed(_) => Some(job.due),
-            State::Ready(_) | State::Buried(_) | State::Detached => None,
+            State::Ready(_) | State::Buried(_) | State::Detached | State::Kept(_) => None,
         }
     }
 
@@ -591,7 +590,7 @@ impl Queue {
         let Job { state, tube: tube_key, pri, .. } = self.jobs[key];
         let tube = &mut self.tubes[tube_key];
         match state {
-            State::Detached => {}
+            State::Detached | State::Kept(_) => {}
             State::Ready(_) => {
                 let urgent = u32::from(pri < URGENT_BELOW);
                 tube.jobs.urgent -= urgent;

@@ -1,4 +1,5 @@
-//! The jobs of a tube in one state, by rank: a run of those that came in order, and a heap of the others.
+//! The jobs of a tube in one state, or those whose keys are kept, by rank: a run of those that came in order, and a
+//! heap of the others.
 //!
 //! Most jobs come in order. They are appended to the run, a linked list whose links are in the jobs, in
 //! O(1) and without memory. The first job of all is that of the run or that of the heap:
@@ -55,6 +56,23 @@ impl OrderedBy for Nanos {
 
     fn state(links: Links) -> State {
         State::Delayed(links)
+    }
+}
+
+/// Until when the key of a deleted job is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeptUntil(Nanos);
+
+/// Deleted jobs whose keys are kept: the first to be forgotten first.
+impl OrderedBy for KeptUntil {
+    const IS_EQUAL_IN_RUNS: bool = false;
+
+    fn of(job: &Job) -> KeptUntil {
+        KeptUntil(job.due)
+    }
+
+    fn state(links: Links) -> State {
+        State::Kept(links)
     }
 }
 

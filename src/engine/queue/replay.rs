@@ -26,7 +26,7 @@ use crate::engine::binlog::record::{
 use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::headroom::{self, Headroom};
-use crate::engine::keys::{JobKey, Owner, TubeKey};
+use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::text::CountOf;
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
@@ -117,11 +117,9 @@ impl Queue {
     ) {
         for (key, last) in last_states.iter() {
             if let Some(flush) = last.flushed_by(flushes, self.jobs[key].tube) {
-                let job = self.jobs.remove(key);
                 // The clock may have been set back since.
                 let flush = Decision { decided_at: flush.decided_at.min(self.now), ..flush };
-                self.record_delete(key, &job, Some(flush));
-                self.drop_job(job);
+                self.end_job(key, Some(flush));
                 continue;
             }
             if last.is_held {
@@ -131,8 +129,8 @@ impl Queue {
             }
             // Without space for the record, the next start tries it again.
             let binlog = self.binlog.as_mut().filter(|_| last.must_rewrite);
-            if binlog.is_some_and(|binlog| binlog.reserve_move(Owner::Job(key))) {
-                self.move_in_binlog(Owner::Job(key), true);
+            if binlog.is_some_and(|binlog| binlog.reserve_move(key)) {
+                self.move_in_binlog(key, true);
             }
         }
     }
@@ -195,7 +193,8 @@ impl Replay<'_> {
         let ReplayState { queue, mut files, last_states, flushes, lost, damages, .. } = state;
         files.gaps = history.gaps;
         let jobs = files.job_count();
-        assert_eq!(jobs, queue.jobs.len() as u64, "jobs with an entry in the binlog, and all jobs");
+        let known = (queue.jobs.len() - queue.unique.kept.len()) as u64;
+        assert_eq!(jobs, known, "jobs with an entry in the binlog, and all jobs");
         let recovered = Recovered {
             jobs: jobs - flushed,
             files: files.list.len(),
@@ -329,12 +328,10 @@ impl ReplayState<'_> {
             return Ok(());
         }
         self.last_states.remove(key);
+        self.queue.drop_key(key);
         let job = self.queue.jobs.remove(key);
-        self.files.supersede(Owner::Job(key));
-        if let Some(unique) = job.unique() {
-            self.queue.unique.remove(unique);
-        }
-        self.files.remove(Owner::Job(key));
+        self.files.supersede(key);
+        self.files.remove(key);
         self.queue.drop_job(job);
         kept.map_or(Ok(()), |(number, kept)| self.apply_key(number, &kept))
     }
@@ -360,16 +357,16 @@ impl ReplayState<'_> {
             let has_key = self.queue.jobs[key].unique().is_some();
             len += if has_key { SHORT } else { 0 };
             self.last_states[key].must_rewrite = has_key;
-            self.files.move_to(Owner::Job(key), (number, offset), len);
+            self.files.move_to(key, (number, offset), len);
             return Ok(key);
         }
         self.queue.jobs.try_reserve_one()?;
-        self.files.try_reserve(Owner::Job(self.queue.jobs.next_key()))?;
+        self.files.try_reserve(self.queue.jobs.next_key())?;
         let Fields { id, pri, delay_secs, ttr_secs, created_at, .. } = *fields;
         let params = JobParams { pri, delay_secs, ttr_secs };
         let body = self.queue.body_of_record(tube, body)?;
         let key = self.queue.insert(Job::new(id, tube, params, body, created_at));
-        self.files.add(Owner::Job(key), (number, offset), len, false);
+        self.files.add(key, (number, offset), len, false);
         Ok(key)
     }
 
@@ -380,7 +377,7 @@ impl ReplayState<'_> {
         fields: &Fields,
         is_full: bool,
     ) -> Result<(), TryReserveError> {
-        self.files.supersede(Owner::Job(key));
+        self.files.supersede(key);
         let job = &mut self.queue.jobs[key];
         job.pri = fields.pri;
         job.delay_secs = fields.delay_secs;
@@ -417,6 +414,14 @@ impl ReplayState<'_> {
     fn place_jobs(&mut self) -> Result<u64, TryReserveError> {
         let (now, mut buried, mut flushed) = (self.queue.now, Vec::new(), 0);
         for key in self.files.jobs() {
+            let job = &mut self.queue.jobs[key];
+            if job.is_kept() {
+                // If the clock was set back, the rest of the time is at most the TTL.
+                let ttl_secs = self.queue.unique.ttl_secs(job).unwrap_or(0);
+                job.due = job.due.min(now + Nanos::from_secs(ttl_secs));
+                self.queue.unique.kept.insert(key, &mut self.queue.jobs);
+                continue;
+            }
             let last = self.last_states[key];
             if last.flushed_by(&self.flushes, self.queue.jobs[key].tube).is_some() {
                 flushed += 1;
@@ -443,8 +448,6 @@ impl ReplayState<'_> {
         for (at, key) in buried {
             self.queue.attach(key, Target::Buried { at });
         }
-        // If the clock was set back, the rest of the time of a kept key is at most its TTL.
-        self.queue.unique.limit_kept(now);
         // Backwards, because removing a tube moves the last one to its index.
         for index in (0..self.queue.tubes.len()).rev() {
             self.queue.remove_tube_if_idle(self.queue.tubes.at(index));

@@ -102,9 +102,11 @@ mod tests {
                     assert_eq!(queue.due(job), Some(deadline), "seed {seed}, job {}", job.id);
                     true
                 }
-                State::Ready { .. } | State::Delayed(_) | State::Buried(_) | State::Detached => {
-                    false
-                }
+                State::Ready { .. }
+                | State::Delayed(_)
+                | State::Buried(_)
+                | State::Detached
+                | State::Kept(_) => false,
             });
             assert_eq!(touch.touched, held.count(), "seed {seed}");
         }

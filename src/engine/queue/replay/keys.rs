@@ -7,7 +7,8 @@ use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::record::KeyRecord;
-use crate::engine::keys::{JobKey, Owner, UniqueKey};
+use crate::engine::keys::JobKey;
+use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
 use std::collections::TryReserveError;
 
@@ -21,7 +22,7 @@ impl ReplayState<'_> {
     ) -> Result<(), TryReserveError> {
         let KeyRecord { digest, ttl_secs, con, .. } = *record;
         self.last_states.get_mut(key).into_iter().for_each(|last| last.must_rewrite = false);
-        let own = self.queue.jobs[key].unique().map(|_| Owner::Job(key));
+        let own = self.queue.jobs[key].unique().map(|_| key);
         let owner = self.queue.find_owner(digest);
         if own.is_some() && (owner == own || digest.is_none()) {
             return Ok(());
@@ -31,7 +32,7 @@ impl ReplayState<'_> {
         }
         self.queue.unique.try_reserve_one(con)?;
         self.queue.add_unique(key, NewKey { digest, ttl_secs, con });
-        let len = self.files.entry(Owner::Job(key)).live_bytes() + SHORT;
+        let len = self.files.entry(key).live_bytes() + SHORT;
         self.files.set_key(key, len, ttl_secs > 0);
         Ok(())
     }
@@ -47,33 +48,31 @@ impl ReplayState<'_> {
         self.queue.unique.secret = record.secret;
         let is_gone = self.queue.jobs.find(id).is_none();
         let Some(until) = kept_until.filter(|_| is_gone) else { return Ok(()) };
-        match self.queue.find_owner(digest) {
-            Some(Owner::Job(_)) => return Ok(()),
-            Some(kept) => self.forget_key(kept),
-            None => {}
+        if let Some(owner) = self.queue.find_owner(digest) {
+            if !self.queue.jobs[owner].is_kept() {
+                return Ok(());
+            }
+            self.forget_key(owner);
         }
         self.queue.unique.try_reserve_one(None)?;
-        let kept = Owner::KeptKey(self.queue.unique.try_reserve_kept()?);
-        self.files.try_reserve(kept)?;
-        self.queue.unique.add_kept(digest, ttl_secs, id, until);
+        self.queue.jobs.try_reserve_one()?;
+        self.files.try_reserve(self.queue.jobs.next_key())?;
+        let kept = self.queue.insert(Job::kept(id, until));
+        self.queue.add_unique(kept, NewKey { digest, ttl_secs, con: None });
         self.files.add(kept, (number, 0), SHORT, false);
         Ok(())
     }
 
-    /// Forgets a key. If its owner is a job, the job stays.
-    fn forget_key(&mut self, owner: Owner) {
-        match owner {
-            Owner::Job(key) => {
-                let unique = std::mem::replace(&mut self.queue.jobs[key].key, UniqueKey::NONE);
-                self.queue.unique.remove(unique);
-                let len = self.files.entry(owner).live_bytes() - SHORT;
-                self.files.set_key(key, len, false);
-            }
-            Owner::KeptKey(kept) => {
-                self.queue.unique.remove_kept(kept);
-                self.files.supersede(owner);
-                self.files.remove(owner);
-            }
+    /// Forgets the key of a job. The job stays, unless it was deleted.
+    fn forget_key(&mut self, owner: JobKey) {
+        self.queue.drop_key(owner);
+        if self.queue.jobs[owner].is_kept() {
+            self.queue.jobs.remove(owner);
+            self.files.supersede(owner);
+            self.files.remove(owner);
+        } else {
+            let len = self.files.entry(owner).live_bytes() - SHORT;
+            self.files.set_key(owner, len, false);
         }
     }
 }
