@@ -747,13 +747,13 @@ fn commands_of_many_clients_that_cost_more_than_others_take_more_iterations() {
         (15, &|_| "stats-tube waited\r\n".to_owned()),
         // It is taken from its group, and comes back.
         (195, &|number| format!("reserve-job {}\r\n", 1 + number)),
-        (124, &|number| format!("release {} 0 0\r\n", 1 + number)),
+        (142, &|number| format!("release {} 0 0\r\n", 1 + number)),
         // Each frees a memory page.
         (128, &|number| format!("delete {}\r\n", 302 + number * JOBS_IN_PAGE)),
         // It compares 256 jobs.
         (28, &|_| "use blocked\r\npeek-ready\r\n".to_owned()),
         // It frees 32 slots, and offers 32 jobs.
-        (10, &|number| format!("flush-tube held-{number}\r\n")),
+        (16, &|number| format!("flush-tube held-{number}\r\n")),
         // 300 clients look at the tube again when they reserve.
         (44, &|number| format!("put-in-tube {number} 0 0 9 0\r\n\r\n")),
         // A part of a body that is read.

@@ -199,10 +199,11 @@ impl Queue {
     #[cold]
     fn offer_freed(&mut self) {
         let rest = self.work.give(self.limits.offers_work);
-        while self.work.is_left() && self.unique.groups.has_freed() {
+        while self.work.is_left()
+            && let Some(first) = self.unique.groups.next_to_offer()
+        {
             self.work.spend(WORK_PER_CHANGE);
             let groups = &mut self.unique.groups;
-            let Some(first) = groups.next_to_offer() else { continue };
             let job = groups.members[first].job;
             groups.move_to(first, MemberPlace::Behind);
             if !self.is_flushed(&self.jobs[job]) {

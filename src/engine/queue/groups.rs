@@ -59,7 +59,7 @@ pub struct Groups {
     pub members: Members,
     /// The ready jobs, and the reserved ones with a slot.
     placed: Tree<InTube>,
-    /// Groups with a free slot that have parked jobs, or had some.
+    /// Groups with a free slot that have parked jobs.
     freed: List,
     /// The number of ready jobs of full groups, which cannot be reserved.
     pub blocked: u64,
@@ -150,23 +150,21 @@ impl Groups {
         });
     }
 
-    /// Changes a group, and notes whether it has a free slot now. Without a limit it has no job, and is removed.
+    /// Changes a group, and notes whether it has a free slot for a parked job now. Without a limit it has no job, and
+    /// is removed.
     fn change(&mut self, key: GroupKey, change: impl FnOnce(&mut Group)) {
         let group = &mut self.groups[key];
         let before = group.blocked();
         change(group);
         self.blocked = self.blocked - before + group.blocked();
-        if group.limits.is_empty() {
-            self.forget_freed(key);
-            self.groups.remove(key);
-        } else if group.waits() && !std::mem::replace(&mut group.is_freed, true) {
-            self.freed.push_back(&mut self.groups, key.number());
+        let (is_freed, is_gone) = (group.waits(), group.limits.is_empty());
+        match (std::mem::replace(&mut group.is_freed, is_freed), is_freed) {
+            (false, true) => self.freed.push_back(&mut self.groups, key.number()),
+            (true, false) => self.freed.remove(&mut self.groups, key.number()),
+            (false, false) | (true, true) => {}
         }
-    }
-
-    fn forget_freed(&mut self, key: GroupKey) {
-        if std::mem::take(&mut self.groups[key].is_freed) {
-            self.freed.remove(&mut self.groups, key.number());
+        if is_gone {
+            self.groups.remove(key);
         }
     }
 
@@ -250,24 +248,16 @@ impl Groups {
 
     // ---- Slots ----
 
-    /// Returns whether a group may have a free slot and parked jobs.
+    /// Returns whether a group has a free slot and parked jobs.
     pub fn has_freed(&self) -> bool {
         !self.freed.is_empty()
     }
 
-    /// Returns the parked job that is offered next, if such a group has both: of a few groups the best job.
-    pub fn next_to_offer(&mut self) -> Option<MemberKey> {
+    /// Returns the parked job that is offered next, if there is such a group: of a few groups the best job.
+    pub fn next_to_offer(&self) -> Option<MemberKey> {
         let few = self.freed.iter(&self.groups).take(FEW_GROUPS).map(GroupKey::from_number);
-        let first = |group: &GroupKey| {
-            self.groups[*group].parked.first(&self.members).map(MemberKey::from_number)
-        };
-        let group = few
-            .min_by_key(|group| first(group).map(|member| self.members[member].rank.in_group()))?;
-        let first = first(&group).filter(|_| !self.groups[group].is_full());
-        if first.is_none() {
-            self.forget_freed(group);
-        }
-        first
+        let firsts = few.filter_map(|group| self.groups[group].parked.first(&self.members));
+        firsts.map(MemberKey::from_number).min_by_key(|&it| self.members[it].rank.in_group())
     }
 
     // ---- Checking ----
@@ -304,7 +294,7 @@ impl Groups {
                 assert_eq!((rank.group, place), (key, MemberPlace::Parked), "a parked job");
             });
             parked += group.parked.len();
-            assert!(group.is_freed || !group.waits(), "jobs of {key:?} stay parked");
+            assert_eq!(group.is_freed, group.waits(), "whether {key:?} is freed");
             let Group { limits, slots, ready, .. } = &counted[&key];
             let is_right = (limits, slots, ready) == (&group.limits, &group.slots, &group.ready);
             assert!(is_right, "group {group:?}, counted {:?}", counted[&key]);
