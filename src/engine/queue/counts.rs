@@ -31,7 +31,8 @@ pub enum CountedEvent {
     Kick,
 }
 
-/// The counts of jobs that do not fit in [`JobCounts`].
+/// The counts of jobs that do not fit in [`JobCounts`]. Their keys have 31 bits.
+#[derive(Default)]
 pub struct LargeCounts(PagedSlab<LargeCountsKey, Counts>);
 
 const BITS: u32 = 6;
@@ -39,12 +40,6 @@ const BITS: u32 = 6;
 const MAX_SMALL: u32 = (1 << BITS) - 1;
 /// Set if the other bits are a key.
 const IS_LARGE: u32 = 1 << 31;
-
-impl Default for LargeCounts {
-    fn default() -> LargeCounts {
-        LargeCounts(PagedSlab::with_31_bits())
-    }
-}
 
 impl Queue {
     /// Changes the counts of a job.
@@ -87,11 +82,15 @@ impl LargeCounts {
                 large.map(|key| self.0.remove(key));
                 *counts = small;
             }
-            (None, None) if self.0.try_reserve_one().is_ok() => {
+            (None, None) if self.has_room() => {
                 *counts = JobCounts(self.0.insert(new).number() | IS_LARGE);
             }
             (None, None) => {}
         }
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.0.try_reserve_one().is_ok() && self.0.next_key().number() & IS_LARGE == 0
     }
 
     /// Counts an event of a job. A count wraps to 0 as in C beanstalkd: a job from its files may have the
