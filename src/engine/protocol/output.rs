@@ -47,32 +47,30 @@ struct Pending {
     part_sent: usize,
     /// The number of bytes of all parts that were not sent yet.
     parts_len: usize,
-    /// The jobs whose TTR begins when the replies with them may be sent.
-    reserved: VecDeque<JobKey>,
+    /// The number of bytes of all this that were sent: the position of the first unsent byte.
+    sent: usize,
+    /// The jobs whose TTR begins when the replies with them may be sent, and the positions behind these.
+    reserved: VecDeque<(JobKey, usize)>,
     /// What is held back. `None` if the disk is local, and before [`Output::hold_back`]: then all bytes may
     /// be sent.
     held_back: Option<HeldBack>,
 }
 
 /// Which bytes of an output may be sent, and which wait for a sync.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct HeldBack {
-    /// The number of bytes that may be sent.
-    sendable_len: usize,
-    /// The number of reserved jobs in them.
-    sendable_jobs: usize,
+    /// The position up to which bytes may be sent.
+    sendable: usize,
     /// The bytes that wait longest, if any wait.
     first: Option<Mark>,
     /// Those that wait for the sync after that.
     last: Option<Mark>,
 }
 
-/// The bytes at the front of an output that may be sent once a sync has ended.
+/// The position up to which bytes may be sent once a sync has ended.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
-    len: usize,
-    /// The number of reserved jobs in them.
-    jobs: usize,
+    end: usize,
     sync: Seq,
     /// When the first of them were held back.
     since: Nanos,
@@ -155,26 +153,26 @@ impl Output {
     /// Returns whether some are held back.
     pub fn hold_back(&mut self, progress: Progress) -> bool {
         let Some(pending) = &mut self.0 else { return false };
-        let (len, jobs) = (pending[0].len(), pending[0].reserved.len());
-        pending[0].held_back.get_or_insert_default().update(len, jobs, progress)
+        let (sendable, end) = (pending[0].sent, pending[0].end());
+        let none = HeldBack { sendable, first: None, last: None };
+        pending[0].held_back.get_or_insert(none).update(end, progress)
     }
 
     /// Notes that the last reply has this reserved job: [`Output::next_sendable_job`] returns it once.
     pub fn note_reserved(&mut self, job: JobKey) -> Result<(), TryReserveError> {
         let Some(pending) = &mut self.0 else { return Ok(()) };
         headroom::leave(Headroom::Quarter, || pending[0].reserved.try_reserve(1))?;
-        pending[0].reserved.push_back(job);
+        let end = pending[0].end();
+        pending[0].reserved.push_back((job, end));
         Ok(())
     }
 
     /// Returns the next reserved job whose reply may be sent.
     pub fn next_sendable_job(&mut self) -> Option<JobKey> {
         let Pending { reserved, held_back, .. } = &mut self.0.as_mut()?[0];
-        if let Some(HeldBack { sendable_jobs, first, last, .. }) = held_back {
-            *sendable_jobs = sendable_jobs.checked_sub(1)?;
-            [first, last].into_iter().flatten().for_each(|mark| mark.jobs -= 1);
-        }
-        reserved.pop_front()
+        let may_be_sent =
+            |&mut (_, end): &mut _| held_back.is_none_or(|held_back| end <= held_back.sendable);
+        reserved.pop_front_if(may_be_sent).map(|(job, _)| job)
     }
 
     /// Returns since when bytes are held back, if some are.
@@ -331,8 +329,13 @@ impl Pending {
         self.text.len() - self.text_sent + self.parts_len
     }
 
+    /// Returns the position behind the last byte.
+    fn end(&self) -> usize {
+        self.sent + self.len()
+    }
+
     fn sendable_len(&self) -> usize {
-        self.held_back.map_or_else(|| self.len(), |held_back| held_back.sendable_len)
+        self.held_back.map_or_else(|| self.len(), |held_back| held_back.sendable - self.sent)
     }
 
     /// Stores the first `len` bytes in `slices`, or about `most` of them if some are in parts.
@@ -372,9 +375,7 @@ impl Pending {
     }
 
     fn sent(&mut self, mut count: usize, bodies: &mut Bodies) {
-        if let Some(held_back) = &mut self.held_back {
-            held_back.sent(count);
-        }
+        self.sent += count;
         while count > 0 {
             let text_end = self.parts.front().map_or(self.text.len(), |shared| shared.at);
             let text = (text_end - self.text_sent).min(count);
@@ -404,15 +405,15 @@ impl Pending {
     }
 
     fn check(&self, what: fmt::Arguments<'_>) {
-        let Pending { text, text_sent, parts, part_sent, parts_len, reserved, held_back } = self;
-        if let Some(HeldBack { sendable_len, sendable_jobs, first, last }) = held_back {
-            let marks = [first, last].into_iter().flatten().map(|mark| mark.jobs);
-            let ends = [*sendable_jobs].into_iter().chain(marks).chain([reserved.len()]);
-            assert!(ends.is_sorted(), "{what}: {held_back:?} of {} jobs", reserved.len());
-            let marks = [first, last].into_iter().flatten().map(|mark| mark.len);
-            let ends = [*sendable_len].into_iter().chain(marks).chain([self.len()]);
-            assert!(ends.is_sorted(), "{what}: {held_back:?} of {} bytes", self.len());
+        let Pending { text, text_sent, parts, part_sent, parts_len, sent, reserved, held_back } =
+            self;
+        if let Some(HeldBack { sendable, first, last }) = held_back {
+            let marks = [first, last].into_iter().flatten().map(|mark| mark.end);
+            let ends = [*sent, *sendable].into_iter().chain(marks).chain([self.end()]);
+            assert!(ends.is_sorted(), "{what}: {held_back:?} of bytes {sent} to {}", self.end());
         }
+        let ends = reserved.iter().map(|&(_, end)| end).chain([self.end()]);
+        assert!(ends.is_sorted(), "{what}: {reserved:?} up to byte {}", self.end());
         let mut before = *text_sent;
         let mut len = 0;
         for SharedPart { at, part } in parts {
@@ -445,35 +446,25 @@ impl Pending {
 }
 
 impl HeldBack {
-    /// Releases the bytes whose changes are synced, and holds back those of an output of `len` bytes that are
-    /// new. Returns whether some are held back.
-    fn update(&mut self, len: usize, jobs: usize, progress: Progress) -> bool {
+    /// Releases the bytes whose changes are synced, and holds back those up to `end` that are new. Returns whether
+    /// some are held back.
+    fn update(&mut self, end: usize, progress: Progress) -> bool {
         let Progress { wanted, ended, now, .. } = progress;
         while let Some(done) = self.first.take_if(|mark| mark.sync <= ended) {
-            (self.sendable_len, self.sendable_jobs) = (done.len, done.jobs);
+            self.sendable = done.end;
             self.first = self.last.take();
         }
         if progress.is_complete() {
-            (self.sendable_len, self.sendable_jobs) = (len, jobs);
+            self.sendable = end;
         }
         let newest = if self.last.is_some() { &mut self.last } else { &mut self.first };
         match newest {
-            None if self.sendable_len == len => {}
-            Some(newest) if newest.sync == wanted || newest.len == len => {
-                (newest.len, newest.jobs) = (len, jobs);
-            }
-            Some(_) => self.last = Some(Mark { len, jobs, sync: wanted, since: now }),
-            None => self.first = Some(Mark { len, jobs, sync: wanted, since: now }),
+            None if self.sendable == end => {}
+            Some(newest) if newest.sync == wanted || newest.end == end => newest.end = end,
+            Some(_) => self.last = Some(Mark { end, sync: wanted, since: now }),
+            None => self.first = Some(Mark { end, sync: wanted, since: now }),
         }
-        self.sendable_len < len
-    }
-
-    /// Removes the first `count` bytes.
-    fn sent(&mut self, count: usize) {
-        self.sendable_len -= count;
-        for mark in [&mut self.first, &mut self.last].into_iter().flatten() {
-            mark.len -= count;
-        }
+        self.sendable < end
     }
 }
 
@@ -501,7 +492,7 @@ impl Pool {
     pub fn check(&self) {
         assert!(self.spare.len() <= Pool::MAX_LEN, "the pool has {} buffers", self.spare.len());
         for pending in &self.spare {
-            let Pending { text, text_sent, parts, part_sent, parts_len, reserved, held_back } =
+            let Pending { text, text_sent, parts, part_sent, parts_len, sent, reserved, held_back } =
                 &pending[0];
             assert!(held_back.is_none(), "a buffer of the pool is held back");
             let is_empty = text.is_empty() && parts.is_empty() && reserved.is_empty();
@@ -510,8 +501,8 @@ impl Pool {
                 text.capacity() <= Pool::MAX_TEXT_CAPACITY,
                 "a buffer of the pool is too large"
             );
-            let counts = (*text_sent, *part_sent, *parts_len);
-            assert_eq!(counts, (0, 0, 0), "counts of a buffer of the pool");
+            let counts = [*text_sent, *part_sent, *parts_len, *sent];
+            assert_eq!(counts, [0; 4], "counts of a buffer of the pool");
         }
     }
 
@@ -522,7 +513,7 @@ impl Pool {
             return;
         }
         pending.text.clear();
-        pending.text_sent = 0;
+        (pending.text_sent, pending.sent) = (0, 0);
         pending.held_back = None;
         pending.reserved.clear();
         pending.reserved.shrink_to(Pool::MAX_LEN);
