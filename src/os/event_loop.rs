@@ -135,7 +135,6 @@ impl EventLoop {
             && self.poller.now.since(acknowledged_at) < LAST_REPLIES_TIMEOUT
         {
             self.wait_for(Some(STOP_WAIT)).map_err(cannot_wait)?;
-            self.server.mark_ready();
             self.send()?;
         }
         Ok(())

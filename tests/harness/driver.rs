@@ -665,7 +665,6 @@ impl Driver {
         for key in self.by_key.keys() {
             self.server.note(*key, |_| {});
         }
-        self.server.mark_ready();
         self.send()
     }
 

@@ -13,6 +13,9 @@ impl<S: Read + Write> Server<S> {
     /// close may give jobs to waiting workers, whose replies wait for the next commit.
     pub fn send(&mut self, may_send: impl Fn() -> bool) {
         let (mut sent, left_before) = (0, self.leaving.len());
+        if self.is_stopping {
+            self.send_unvisited();
+        }
         for at in 0..self.store.dirty.len() {
             // The process may have been stopped since the last reply.
             if may_send() {
@@ -88,8 +91,8 @@ impl<S: Read + Write> Server<S> {
         }
     }
 
-    /// Makes the next iteration send replies to connections that are not visited while the disk is congested. Closes the
-    /// others whose commands have waited for too long.
+    /// Lets the next replies that are sent be those to connections that are not visited, because the disk is congested
+    /// or the server stops. Closes the others whose commands have waited for too long.
     fn send_unvisited(&mut self) {
         let Server { links, store: s, visits, leaving, .. } = self;
         let progress = s.progress.unwrap_or_default();
@@ -110,19 +113,6 @@ impl<S: Read + Write> Server<S> {
                 leaving.push_back(key);
             }
             !closes
-        });
-    }
-
-    /// Lets the next [`Server::send`] send replies to each connection that is ready: for a server that stops, and
-    /// visits none any more.
-    pub fn mark_ready(&mut self) {
-        let Server { links, store: s, visits, .. } = self;
-        visits.retain(|key| {
-            if let Some(link) = link_of(links, key) {
-                link.is_queued = false;
-                link.conn.mark_dirty(s);
-            }
-            false
         });
     }
 }
