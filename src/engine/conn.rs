@@ -63,8 +63,6 @@ pub struct Conn {
     pub is_held_back: bool,
     /// The moment since which a remote disk holds back replies, or all commands; [`Nanos::NEVER`] if it does not.
     pub unsent_since: Nanos,
-    /// The front of the input with this length has no end of a line.
-    pub searched: u16,
     /// The unsent bytes, when [`Conn::is_unread`] last looked, of an output with bodies that were read back; 0 if the
     /// client has taken some since.
     unread: u32,
@@ -218,7 +216,6 @@ impl Conn {
             is_dirty: false,
             is_held_back: false,
             unsent_since: Nanos::NEVER,
-            searched: 0,
             unread: 0,
         }
     }
