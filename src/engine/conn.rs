@@ -503,7 +503,7 @@ impl Conn {
         self.doing = Doing::Line;
         let answer = match result {
             WaitResult::Reserved(job) => reserve::awaited(self, s, job, reserve),
-            WaitResult::DeadlineSoon => Err(Word::DeadlineSoon),
+            WaitResult::DeadlineSoon => Err(Word::DEADLINE_SOON),
             WaitResult::TimedOut => Ok(reserve.timeout_reply()),
         };
         self.answer_later(s, answer);
@@ -590,7 +590,7 @@ impl Conn {
             && let Some(left) = (put.full_len as usize).checked_sub(arrived)
             && left > 0
         {
-            self.doing = Doing::SkipBody(left, Word::OutOfMemory);
+            self.doing = Doing::SkipBody(left, Word::OUT_OF_MEMORY);
             return true;
         }
         self.fail(s);

@@ -71,7 +71,7 @@ impl Lists {
         let key = self.recipients.pop()?;
         let is_last = self.recipients.is_empty();
         let complete = if is_last { self.complete.take() } else { self.complete.clone() };
-        Some((key, complete.map_or(Reply::Word(Word::OutOfMemory), Reply::LongList)))
+        Some((key, complete.map_or(Reply::Word(Word::OUT_OF_MEMORY), Reply::LongList)))
     }
 }
 
@@ -85,7 +85,7 @@ pub fn names_per_step(s: &Store) -> usize {
 pub fn ensure_fits(s: &Store, own_bytes: u64) -> Result<(), Word> {
     let max = MAX_LIST_BYTES.min(s.queue.settings.max_memory_bytes / BUFFERS_DIVISOR);
     let bytes = s.lists.bytes.get();
-    if bytes == own_bytes || bytes < max { Ok(()) } else { Err(Word::OutOfMemory) }
+    if bytes == own_bytes || bytes < max { Ok(()) } else { Err(Word::OUT_OF_MEMORY) }
 }
 
 /// Adds tubes to the list of all tubes. Returns whether it is complete, or has failed: then

@@ -156,7 +156,7 @@ fn write(
 ) -> Answer {
     let count = bodies.len() as u64;
     match reply {
-        BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NotFound),
+        BodiesFor::Found | BodiesFor::ReservedById if count == 0 => return Err(Word::NOT_FOUND),
         BodiesFor::Reserved(reserve) if count == 0 => return c.later(Steps::Reserve(reserve)),
         BodiesFor::FoundBatch { next } => c.reply(s, &Reply::Numbers("FOUND_BATCH ", count, next)),
         BodiesFor::Reserved(Reserve { batch: Some(_), .. }) => {
@@ -222,7 +222,7 @@ fn refuse(
     if reply.is_reserved() {
         jobs.for_each(|(job, id)| s.queue.give_back(&mut c.client, job, id));
     }
-    Err(Word::OutOfMemory)
+    Err(Word::OUT_OF_MEMORY)
 }
 
 impl Reads {

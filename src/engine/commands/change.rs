@@ -24,7 +24,7 @@ pub struct DeleteBatch {
 /// `delete <id>`
 pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     delete_one(c, s, args.id())?;
-    Ok(Reply::Word(Word::Deleted))
+    Ok(Reply::Word(Word::DELETED))
 }
 
 /// `delete-batch <id> ...`
@@ -49,7 +49,7 @@ pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<DeleteBatch
         match delete_one(c, s, id) {
             Ok(()) => batch.deleted += 1,
             Err(word) => {
-                is_refused = word == Word::OutOfMemory && batch.deleted + batch.not_found == 0;
+                is_refused = word == Word::OUT_OF_MEMORY && batch.deleted + batch.not_found == 0;
                 batch.not_found += 1;
             }
         }
@@ -57,7 +57,7 @@ pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<DeleteBatch
     }
     s.queue.work.end(rest);
     if is_refused {
-        return Err(Word::OutOfMemory);
+        return Err(Word::OUT_OF_MEMORY);
     }
     if batch.ids.is_empty() {
         return Ok(Reply::Numbers("DELETED_BATCH ", batch.deleted, batch.not_found));
@@ -67,32 +67,32 @@ pub fn delete_batch_step(c: &mut Conn, s: &mut Store, mut batch: Box<DeleteBatch
 
 #[inline]
 fn delete_one(c: &mut Conn, s: &mut Store, id: u64) -> Result<(), Word> {
-    let job = s.queue.find_own(&c.client, id).ok_or(Word::NotFound)?;
+    let job = s.queue.find_own(&c.client, id).ok_or(Word::NOT_FOUND)?;
     Ok(s.queue.delete(&mut c.client, job)?)
 }
 
 /// `release <id> <pri> <delay>`
 pub fn release(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NOT_FOUND)?;
     s.queue.release(&mut c.client, job, args.number(1), args.number(2))?;
-    Ok(Reply::Word(Word::Released))
+    Ok(Reply::Word(Word::RELEASED))
 }
 
 /// `bury <id> <pri>`
 pub fn bury(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NOT_FOUND)?;
     s.queue.bury(&mut c.client, job, args.number(1))?;
-    Ok(Reply::Word(Word::Buried))
+    Ok(Reply::Word(Word::BURIED))
 }
 
 /// `touch <id>`
 pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find_held(&c.client, args.id()).ok_or(Word::NOT_FOUND)?;
     // With a reply that is held back it begins later.
     if s.queue.due(&s.queue.jobs[job]).is_some() {
         s.queue.touch(&mut c.client, job);
     }
-    Ok(Reply::Word(Word::Touched))
+    Ok(Reply::Word(Word::TOUCHED))
 }
 
 /// `touch-all`
@@ -128,13 +128,13 @@ pub fn kick_step(c: &mut Conn, s: &mut Store, mut kick: Kick) -> Answer {
 
 /// `kick-job <id>`
 pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find(args.id()).ok_or(Word::NOT_FOUND)?;
     match s.queue.jobs[job].state.shown() {
         JobState::Delayed | JobState::Buried => {}
-        JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NotFound),
+        JobState::Ready | JobState::Reserved | JobState::Deleted => return Err(Word::NOT_FOUND),
     }
     s.queue.kick_one(job)?;
-    Ok(Reply::Word(Word::KickedJob))
+    Ok(Reply::Word(Word::KICKED_JOB))
 }
 
 // ---- Tubes ----
@@ -144,7 +144,7 @@ pub fn kick_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn headroom_for(c: &Conn, s: &Store, tube: &str) -> Result<Headroom, Word> {
     let is_new = s.queue.tubes.find(tube).is_none();
     let least = if is_new { Headroom::ThreeQuarters } else { c.client.headroom_for_watches() };
-    if s.has_headroom(least) { Ok(least) } else { Err(Word::OutOfMemory) }
+    if s.has_headroom(least) { Ok(least) } else { Err(Word::OUT_OF_MEMORY) }
 }
 
 /// `use <tube>`
@@ -164,7 +164,7 @@ pub fn watch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `ignore <tube>`
 pub fn ignore(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    if s.queue.ignore(&mut c.client, args.tube) { Ok(watching(c)) } else { Err(Word::NotIgnored) }
+    if s.queue.ignore(&mut c.client, args.tube) { Ok(watching(c)) } else { Err(Word::NOT_IGNORED) }
 }
 
 fn watching(c: &Conn) -> Reply {
@@ -175,14 +175,14 @@ fn watching(c: &Conn) -> Reply {
 pub fn pause_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let secs = args.number(0);
     if args.tube.is_empty() {
-        return Err(Word::BadFormat);
+        return Err(Word::BAD_FORMAT);
     }
     if secs > 0 && !s.has_headroom(Headroom::ThreeQuarters) {
-        return Err(Word::OutOfMemory);
+        return Err(Word::OUT_OF_MEMORY);
     }
-    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
+    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NOT_FOUND)?;
     s.queue.pause(tube, secs);
-    Ok(Reply::Word(Word::Paused))
+    Ok(Reply::Word(Word::PAUSED))
 }
 
 /// `flush-tube <tube>`
@@ -197,7 +197,7 @@ pub fn flush_buried(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// Deletes the jobs at once. The client gets its reply when all of them are freed.
 fn flush(c: &mut Conn, s: &mut Store, tube: &str, kind: FlushKind) -> Answer {
-    let tube = s.queue.tubes.find(tube).ok_or(Word::NotFound)?;
+    let tube = s.queue.tubes.find(tube).ok_or(Word::NOT_FOUND)?;
     if let Some(count) = s.queue.flush(c.client.key, tube, kind)? {
         return Ok(Reply::Number("FLUSHED ", count));
     }

@@ -115,15 +115,15 @@ fn run_line(
 fn parse_and_run(c: &mut Conn, s: &mut Store, command: Option<usize>, line: &[u8]) -> Answer {
     let Some(number) = command else {
         let has_nul = memchr(0, line).is_some();
-        return Err(if has_nul { Word::BadFormat } else { Word::UnknownCommand });
+        return Err(if has_nul { Word::BAD_FORMAT } else { Word::UNKNOWN_COMMAND });
     };
     let Command { word, arguments, .. } = &COMMANDS[number];
-    let args = Args::parse(arguments, &line[word.len()..]).ok_or(Word::BadFormat)?;
+    let args = Args::parse(arguments, &line[word.len()..]).ok_or(Word::BAD_FORMAT)?;
     let full_len = line.len() + CR_LF.len();
     // Only the tags make the line of a put longer than others.
     let is_long_put = full_len > COMMAND_LINE_MAX && arguments.last() == Some(&Tag);
     if is_long_put && full_len > args.rest.tags_line_max() {
-        return Err(Word::BadFormat);
+        return Err(Word::BAD_FORMAT);
     }
     run(c, s, number, line, &args)
 }
@@ -151,17 +151,17 @@ pub fn skip_line(c: &mut Conn, mut tail: Option<LineTail>, input: &mut &[u8]) ->
         return None;
     }
     *input = &input[CR_LF.len()..];
-    Some(tail.map_or(Err(Word::OutOfMemory), |tail| reject(c, tail, Word::BadFormat)))
+    Some(tail.map_or(Err(Word::OUT_OF_MEMORY), |tail| reject(c, tail, Word::BAD_FORMAT)))
 }
 
 /// Answers a line with an error. Closes the connection after an HTTP request, which is no command, so that its headers
 /// and body do not run as commands.
 #[cold]
 fn reject(c: &mut Conn, line: LineTail, word: Word) -> Answer {
-    if matches!(word, Word::BadFormat | Word::UnknownCommand) && line.is_http() {
+    if matches!(word, Word::BAD_FORMAT | Word::UNKNOWN_COMMAND) && line.is_http() {
         debug!("connection {}: received an HTTP request; closing after the reply", c.id());
         c.doing = Doing::Closing;
-        return Err(Word::UnknownCommand);
+        return Err(Word::UNKNOWN_COMMAND);
     }
     Err(word)
 }

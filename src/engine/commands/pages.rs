@@ -69,7 +69,7 @@ pub fn list_clients(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, shows_bodies: bool) -> Answer {
     let (count, after) = (args.count(), args.second_id());
     let scan = s.queue.select(args.tube, args.state, count, after, &s.selections)?;
-    let scan = Box::new(scan.ok_or(Word::NotFound)?);
+    let scan = Box::new(scan.ok_or(Word::NOT_FOUND)?);
     let units = scan.first_work(&s.queue);
     c.begin_steps(s, units, Steps::Select { scan, shows_bodies })
 }
@@ -84,15 +84,15 @@ pub fn select_step(
     match scan.step(&mut s.queue)? {
         // The store has a copy too.
         ScanStep::Unfinished if Rc::strong_count(&s.selections) > 1 + MAX_SELECTIONS => {
-            Err(Word::OutOfMemory)
+            Err(Word::OUT_OF_MEMORY)
         }
         ScanStep::Unfinished => c.later(Steps::Select { scan, shows_bodies }),
         ScanStep::Jobs { keys, next } if shows_bodies => reply_bodies(c, s, &keys, next),
         ScanStep::Jobs { keys, .. } if s.is_crowded_by(stats::longest_jobs_len(keys.len())) => {
-            Err(Word::OutOfMemory)
+            Err(Word::OUT_OF_MEMORY)
         }
         ScanStep::Jobs { keys, next } => report(c, Report::Jobs(keys, next)),
-        ScanStep::NoTube => Err(Word::NotFound),
+        ScanStep::NoTube => Err(Word::NOT_FOUND),
     }
 }
 

@@ -67,13 +67,13 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
         JobParams { pri: args.number(0), delay_secs: args.number(1), ttr_secs: args.number(2) };
     let (body_len, full_len) = (args.number(3), args.number(3) as usize + CR_LF.len());
     if body_len > s.queue.settings.max_job_size {
-        return skip_body(c, full_len, Word::JobTooBig);
+        return skip_body(c, full_len, Word::JOB_TOO_BIG);
     }
     let tags = if args.rest.is_empty() {
         None
     } else {
         // Quirk: the body is read as commands; pinned by tests/conversations/put-bad-format.txt.
-        Some(args.rest.tags().ok_or(Word::BadFormat)?)
+        Some(args.rest.tags().ok_or(Word::BAD_FORMAT)?)
     };
     s.queue.mark_producer(&mut c.client);
     // If a job has the same key at the end of the body, a small body needs no memory.
@@ -116,7 +116,7 @@ fn skip_body(c: &mut Conn, full_len: usize, word: Word) -> Answer {
 
 /// Returns the reply to a put for which there is no memory. The server may refuse the job anyway.
 fn no_memory(s: &Store) -> Word {
-    if s.is_draining { Word::Draining } else { Word::OutOfMemory }
+    if s.is_draining { Word::DRAINING } else { Word::OUT_OF_MEMORY }
 }
 
 /// Allocates the slot of a large body that is about to arrive.
@@ -157,7 +157,7 @@ pub fn finish_small(c: &Conn, s: &mut Store, put: &Put, bytes: &[u8]) -> Answer 
     }
     // Other clients may have put jobs while this body arrived.
     if !s.has_memory_for(bytes.len(), put.unique().is_some()) || !s.has_headroom(Headroom::Half) {
-        return Err(Word::OutOfMemory);
+        return Err(Word::OUT_OF_MEMORY);
     }
     let body = headroom::leave(Headroom::Whole, || s.queue.bodies.add(bytes))?;
     insert(c, s, put, body)
@@ -166,10 +166,10 @@ pub fn finish_small(c: &Conn, s: &mut Store, put: &Put, bytes: &[u8]) -> Answer 
 /// Returns the answer to a put that inserts no job, although there is memory for it.
 fn answer_without_job(s: &mut Store, put: &Put, ends_in_cr_lf: bool) -> Option<Answer> {
     if !ends_in_cr_lf {
-        return Some(Err(Word::ExpectedCrLf));
+        return Some(Err(Word::EXPECTED_CRLF));
     }
     if s.is_draining {
-        return Some(Err(Word::Draining));
+        return Some(Err(Word::DRAINING));
     }
     hit(s, put.unique()?)
 }

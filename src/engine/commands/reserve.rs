@@ -30,7 +30,7 @@ pub struct Reserve {
 impl Reserve {
     /// Returns the reply if no job comes before the timeout.
     pub fn timeout_reply(self) -> Reply {
-        self.batch.map_or(Reply::Word(Word::TimedOut), |_| Reply::Number("RESERVED_BATCH ", 0))
+        self.batch.map_or(Reply::Word(Word::TIMED_OUT), |_| Reply::Number("RESERVED_BATCH ", 0))
     }
 }
 
@@ -54,12 +54,12 @@ pub fn reserve_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `reserve-job <id>`
 pub fn reserve_job(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     c.client.held.try_reserve_one()?;
-    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find(args.id()).ok_or(Word::NOT_FOUND)?;
     if !s.queue.is_reservable(job) {
-        return Err(Word::NotFound);
+        return Err(Word::NOT_FOUND);
     }
     if !s.queue.settings.can_hold(&s.queue.jobs[job].body) {
-        return Err(Word::OutOfMemory);
+        return Err(Word::OUT_OF_MEMORY);
     }
     s.queue.reserve_job(&mut c.client, job)?;
     s.queue.mark_worker(&mut c.client);
@@ -114,7 +114,7 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
         return c.later(Steps::Reserve(reserve));
     }
     if s.queue.is_deadline_soon(&c.client) {
-        return Err(Word::DeadlineSoon);
+        return Err(Word::DEADLINE_SOON);
     }
     if reserve.wait.until <= s.queue.now || c.is_half_closed {
         return Ok(reserve.timeout_reply());

@@ -47,7 +47,7 @@ pub fn peek_buried(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 }
 
 fn found(c: &mut Conn, s: &mut Store, job: Option<JobKey>) -> Answer {
-    reads::reply_job(c, s, job.ok_or(Word::NotFound)?, BodiesFor::Found)
+    reads::reply_job(c, s, job.ok_or(Word::NOT_FOUND)?, BodiesFor::Found)
 }
 
 fn used_tube<'s>(c: &Conn, s: &'s Store) -> &'s Tube {
@@ -63,13 +63,13 @@ pub fn stats(_: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
 
 /// `stats-job <id>`
 pub fn stats_job(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let job = s.queue.find(args.id()).ok_or(Word::NotFound)?;
+    let job = s.queue.find(args.id()).ok_or(Word::NOT_FOUND)?;
     Ok(Reply::Document(stats::job(job, &s.queue)))
 }
 
 /// `stats-tube <tube>`
 pub fn stats_tube(_: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
-    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NotFound)?;
+    let tube = s.queue.tubes.find(args.tube).ok_or(Word::NOT_FOUND)?;
     let text = stats::tube(&s.queue.tubes[tube], s.queue.count_waiting(tube), s.queue.now);
     // The count has checked each waiter.
     s.queue.work.spend_for(s.queue.tubes[tube].waiters.len(), WAITERS_PER_WORK);

@@ -32,7 +32,7 @@ impl Conn {
         let is_incomplete = match doing {
             Doing::Closing | Doing::Leaving(_) => return,
             // Its input may have been dropped for lack of memory.
-            Doing::SkipBody(_, Word::OutOfMemory) if *has_backlog => return,
+            Doing::SkipBody(_, Word::OUT_OF_MEMORY) if *has_backlog => return,
             Doing::Line => lines::is_incomplete(input),
             Doing::SkipLine(_) => input.is_empty() || input == b"\r",
             Doing::Body(put) => {

@@ -13,28 +13,30 @@ use crate::engine::text::{self, CR_LF};
 use std::collections::TryReserveError;
 use std::rc::Rc;
 
-/// What a handler returns. A refusal is one byte, so that `?` costs nothing.
+/// What a handler returns. A refusal is two registers, so that `?` costs little.
 pub type Answer = Result<Reply, Word>;
 
 /// A reply that is one line, always the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    BadFormat,
-    Buried,
-    DeadlineSoon,
-    Deleted,
-    Draining,
-    ExpectedCrLf,
-    JobTooBig,
-    KickedJob,
-    NotFound,
-    NotIgnored,
-    OutOfMemory,
-    Paused,
-    Released,
-    TimedOut,
-    Touched,
-    UnknownCommand,
+pub struct Word(&'static str);
+
+impl Word {
+    pub const BAD_FORMAT: Word = Word("BAD_FORMAT\r\n");
+    pub const BURIED: Word = Word("BURIED\r\n");
+    pub const DEADLINE_SOON: Word = Word("DEADLINE_SOON\r\n");
+    pub const DELETED: Word = Word("DELETED\r\n");
+    pub const DRAINING: Word = Word("DRAINING\r\n");
+    pub const EXPECTED_CRLF: Word = Word("EXPECTED_CRLF\r\n");
+    pub const JOB_TOO_BIG: Word = Word("JOB_TOO_BIG\r\n");
+    pub const KICKED_JOB: Word = Word("KICKED\r\n");
+    pub const NOT_FOUND: Word = Word("NOT_FOUND\r\n");
+    pub const NOT_IGNORED: Word = Word("NOT_IGNORED\r\n");
+    pub const OUT_OF_MEMORY: Word = Word("OUT_OF_MEMORY\r\n");
+    pub const PAUSED: Word = Word("PAUSED\r\n");
+    pub const RELEASED: Word = Word("RELEASED\r\n");
+    pub const TIMED_OUT: Word = Word("TIMED_OUT\r\n");
+    pub const TOUCHED: Word = Word("TOUCHED\r\n");
+    pub const UNKNOWN_COMMAND: Word = Word("UNKNOWN_COMMAND\r\n");
 }
 
 pub enum Reply {
@@ -53,36 +55,13 @@ pub enum Reply {
 
 impl From<TryReserveError> for Word {
     fn from(_: TryReserveError) -> Word {
-        Word::OutOfMemory
+        Word::OUT_OF_MEMORY
     }
 }
 
 impl From<NoSpace> for Word {
     fn from(_: NoSpace) -> Word {
-        Word::OutOfMemory
-    }
-}
-
-impl Word {
-    fn line(self) -> &'static [u8] {
-        match self {
-            Word::BadFormat => b"BAD_FORMAT\r\n",
-            Word::Buried => b"BURIED\r\n",
-            Word::DeadlineSoon => b"DEADLINE_SOON\r\n",
-            Word::Deleted => b"DELETED\r\n",
-            Word::Draining => b"DRAINING\r\n",
-            Word::ExpectedCrLf => b"EXPECTED_CRLF\r\n",
-            Word::JobTooBig => b"JOB_TOO_BIG\r\n",
-            Word::KickedJob => b"KICKED\r\n",
-            Word::NotFound => b"NOT_FOUND\r\n",
-            Word::NotIgnored => b"NOT_IGNORED\r\n",
-            Word::OutOfMemory => b"OUT_OF_MEMORY\r\n",
-            Word::Paused => b"PAUSED\r\n",
-            Word::Released => b"RELEASED\r\n",
-            Word::TimedOut => b"TIMED_OUT\r\n",
-            Word::Touched => b"TOUCHED\r\n",
-            Word::UnknownCommand => b"UNKNOWN_COMMAND\r\n",
-        }
+        Word::OUT_OF_MEMORY
     }
 }
 
@@ -97,7 +76,7 @@ impl Reply {
     ) -> Result<(), TryReserveError> {
         match self {
             Reply::Later => Ok(()),
-            Reply::Word(word) => output.push(word.line(), pool),
+            Reply::Word(word) => output.push(word.0.as_bytes(), pool),
             Reply::Number(word, number) => {
                 output.push(Line::new().number(*number).word(word).bytes(), pool)
             }

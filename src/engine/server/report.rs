@@ -50,7 +50,7 @@ impl<S> Server<S> {
         s.queue.work.spend(WORK_PER_LOOK);
         let tube = s.queue.tubes.find(&page.tube);
         if tube.is_none() && !page.tube.is_empty() {
-            return Err(Word::NotFound);
+            return Err(Word::NOT_FOUND);
         }
         let numbers_end = links.numbers_end();
         let first = usize::try_from(page.after).unwrap_or(usize::MAX).min(numbers_end);
@@ -65,7 +65,7 @@ impl<S> Server<S> {
                 return page_of(page, page.last, s);
             }
             if s.is_crowded_by(page.lines.len()) {
-                return Err(Word::OutOfMemory);
+                return Err(Word::OUT_OF_MEMORY);
             }
             s.queue.work.spend(WORK_PER_CLIENT);
             stats::push_client_line(&mut page.lines, c, &s.queue)?;
@@ -82,7 +82,7 @@ impl<S> Server<S> {
 /// Returns the reply with these lines. `next` is the id after which the next page begins, or 0.
 fn page_of(page: &ClientPage, next: u64, s: &Store) -> Answer {
     if s.is_crowded_by(stats::longest_page_len(page.lines.len())) {
-        return Err(Word::OutOfMemory);
+        return Err(Word::OUT_OF_MEMORY);
     }
     Ok(Reply::Document(stats::clients(&page.lines, next)?))
 }
