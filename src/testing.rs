@@ -7,7 +7,7 @@ pub use crate::engine::binlog::reads::RecordRead;
 pub use crate::engine::binlog::{Progress, Syncing};
 pub use crate::engine::binlog::{copy, inspect};
 pub use crate::engine::commands::Command;
-pub use crate::engine::conn::{Doing, Steps};
+pub use crate::engine::conn::{Doing, Steps, WaitFor};
 pub use crate::engine::headroom::{are_refused, refuse_after};
 pub use crate::engine::keys::{ConnKey, JobKey, Key};
 pub use crate::engine::limits::{Limits, Settings};

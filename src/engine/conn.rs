@@ -74,7 +74,6 @@ const _: () =
 /// The part of a command that a connection is reading, runs, or waits for.
 #[derive(Debug, Default)]
 pub enum Doing {
-    // ---- Reading ----
     /// A command line.
     #[default]
     Line,
@@ -90,22 +89,27 @@ pub enum Doing {
 
     /// The rest of a command that has more work than a step allows. It needs no input.
     Steps(Steps),
-
-    // ---- Something to wait for ----
-    /// A list of more than 1,024 tubes, which connections share.
-    ListTubes,
-    /// A job.
-    Wait(Reserve),
-    /// A reply whose bodies wait for memory or for the disk.
-    Bodies(Box<WantedBodies>),
-    /// A look at other connections, which follows in the same visit.
-    Report(Report),
-    /// A `flush-tube` or `flush-buried` of more jobs than one step allows.
-    Flush,
+    /// Waiting, while its input is not read.
+    Wait(WaitFor),
     /// Nothing: it is closed when its output is sent, and its input is not read any more.
     Closing,
     /// Nothing: it is closed, and gives back its watches and these jobs: [`Queue::disconnect`].
     Leaving(Vec<JobKey>),
+}
+
+/// What a command waits for.
+#[derive(Debug)]
+pub enum WaitFor {
+    /// A job.
+    Job(Reserve),
+    /// The bodies of a reply, which wait for memory or for the disk.
+    Bodies(Box<WantedBodies>),
+    /// A look at other connections, which follows in the same visit.
+    Report(Report),
+    /// A list of more than 1,024 tubes, which connections share.
+    List,
+    /// The end of a `flush-tube` or `flush-buried` of more jobs than one step allows.
+    Flush,
 }
 
 /// The rest of a command that runs in steps. Other connections are served between two of them.
@@ -162,21 +166,7 @@ impl Activity {
 impl Doing {
     /// Returns whether the connection reads a command or runs one in steps. It waits for nothing.
     pub fn is_runnable(&self) -> bool {
-        match self {
-            Doing::Line
-            | Doing::SkipLine(_)
-            | Doing::Body(_)
-            | Doing::LargeBody(_)
-            | Doing::SkipBody(..)
-            | Doing::Steps(_) => true,
-            Doing::ListTubes
-            | Doing::Wait(..)
-            | Doing::Bodies(_)
-            | Doing::Report(_)
-            | Doing::Flush
-            | Doing::Closing
-            | Doing::Leaving(_) => false,
-        }
+        !matches!(self, Doing::Wait(_) | Doing::Closing | Doing::Leaving(_))
     }
 
     /// Returns whether it has jobs whose TTRs begin with its reply, which must not wait for the client to read.
@@ -231,7 +221,7 @@ impl Conn {
             Activity::Closing
         } else if !self.output.is_empty() {
             Activity::Sending
-        } else if matches!(self.doing, Doing::Wait(..)) {
+        } else if matches!(self.doing, Doing::Wait(WaitFor::Job(_))) {
             Activity::Waiting
         } else if matches!(self.doing, Doing::Line) && self.input.is_empty() {
             Activity::Idle
@@ -406,14 +396,9 @@ impl Conn {
                 self.wait_for_input(Doing::SkipBody(left - dropped, word))
             }
             Doing::Steps(steps) => Some(self.go_on(s, steps)),
-            waits @ (Doing::Line
-            | Doing::ListTubes
-            | Doing::Wait(..)
-            | Doing::Bodies(_)
-            | Doing::Report(_)
-            | Doing::Flush
-            | Doing::Closing
-            | Doing::Leaving(_)) => self.wait_for_input(waits),
+            waits @ (Doing::Line | Doing::Wait(_) | Doing::Closing | Doing::Leaving(_)) => {
+                self.wait_for_input(waits)
+            }
         }
     }
 
@@ -448,17 +433,23 @@ impl Conn {
 
     /// Leaves the rest of a command for the next step.
     pub fn later(&mut self, steps: Steps) -> Answer {
-        self.doing = Doing::Steps(steps);
+        self.then(Doing::Steps(steps))
+    }
+
+    /// Continues with this, and replies later.
+    #[inline]
+    pub fn then(&mut self, doing: Doing) -> Answer {
+        self.doing = doing;
         Ok(Reply::Later)
     }
 
     /// Ends what the connection does, and forgets it everywhere. It is closing from now on.
     pub fn cancel(&mut self, s: &mut Store) {
         match std::mem::replace(&mut self.doing, Doing::Closing) {
-            Doing::ListTubes => s.lists.remove(self.client.key),
-            Doing::Bodies(wanted) => reads::forget(s, self.client.key, &wanted),
-            Doing::Flush => s.queue.abandon_flush(self.client.key),
-            Doing::Wait(..) => s.queue.stop_waiting(self.client.key),
+            Doing::Wait(WaitFor::Job(_)) => s.queue.stop_waiting(self.client.key),
+            Doing::Wait(WaitFor::Bodies(wanted)) => reads::forget(s, self.client.key, &wanted),
+            Doing::Wait(WaitFor::List) => s.lists.remove(self.client.key),
+            Doing::Wait(WaitFor::Flush) => s.queue.abandon_flush(self.client.key),
             Doing::LargeBody(large) => s.queue.drop_body(large.body),
             Doing::Steps(Steps::ListClients(page)) => s.waiting_bytes -= page.lines.capacity(),
             Doing::Line
@@ -466,7 +457,7 @@ impl Conn {
             | Doing::Body(_)
             | Doing::SkipBody(..)
             | Doing::Steps(_)
-            | Doing::Report(_)
+            | Doing::Wait(WaitFor::Report(_))
             | Doing::Closing
             | Doing::Leaving(_) => {}
         }
@@ -485,7 +476,7 @@ impl Conn {
     /// More input may still arrive.
     pub fn half_close(&mut self, s: &mut Store) {
         self.is_half_closed = true;
-        if matches!(self.doing, Doing::Wait(..)) {
+        if matches!(self.doing, Doing::Wait(WaitFor::Job(_))) {
             s.queue.stop_waiting(self.client.key);
             self.end_wait(s, WaitResult::TimedOut);
         }
@@ -496,7 +487,7 @@ impl Conn {
         if let WaitResult::Reserved(job) = result {
             s.queue.hold(&mut self.client, job);
         }
-        let Doing::Wait(reserve) = self.doing else {
+        let Doing::Wait(WaitFor::Job(reserve)) = self.doing else {
             // It is closing, and gives the job back.
             return;
         };

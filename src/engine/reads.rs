@@ -18,7 +18,7 @@
 
 use super::binlog::reads::RecordRead;
 use super::commands::reserve::Reserve;
-use super::conn::{Conn, Doing, Steps};
+use super::conn::{Conn, Doing, Steps, WaitFor};
 use super::headroom::{self, Headroom};
 use super::keys::{ConnKey, JobKey};
 use super::protocol::batch::{Batch, ReplySize};
@@ -207,8 +207,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
     s.waiting_bytes += wanted.own_bytes();
     s.reads.waiting[wanted.class as usize].push_back(c.client.key);
     s.reads.has_new = true;
-    c.doing = Doing::Bodies(Box::new(wanted));
-    Ok(Reply::Later)
+    c.then(Doing::Wait(WaitFor::Bodies(Box::new(wanted))))
 }
 
 /// Refuses a reply because there is no memory for the bodies. Jobs that were reserved for it are ready
@@ -339,7 +338,7 @@ impl WantedBodies {
 /// Returns the client of a connection, and what that waits for, which must be bodies.
 pub fn wanted_of(c: &mut Conn) -> (&mut Client, &mut WantedBodies) {
     let Conn { client, doing, .. } = c;
-    let Doing::Bodies(wanted) = doing else {
+    let Doing::Wait(WaitFor::Bodies(wanted)) = doing else {
         unreachable!("connection {} does not wait for bodies", client.key.id())
     };
     (client, wanted)
@@ -448,7 +447,7 @@ fn retry_later(c: &mut Conn, s: &mut Store) {
 }
 
 fn take_wanted(c: &mut Conn) -> Box<WantedBodies> {
-    let Doing::Bodies(wanted) = std::mem::take(&mut c.doing) else {
+    let Doing::Wait(WaitFor::Bodies(wanted)) = std::mem::take(&mut c.doing) else {
         unreachable!("connection {} does not wait for bodies", c.id())
     };
     wanted

@@ -15,7 +15,7 @@
 use beanstalkd::testing::{
     Address, ClockOffset, Command, ConnKey, Doing, HttpConn, JobKey, Key, Measurements,
     MetricsServer, Observed, Port, ProcessInfo, ProcessorTime, Readiness, Server, ServerState,
-    Steps, Stream, are_refused, copy, inspect, listen, refuse_after,
+    Steps, Stream, WaitFor, are_refused, copy, inspect, listen, refuse_after,
 };
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
@@ -417,7 +417,7 @@ impl Driver {
     pub fn is_in_steps(&self, client: Client) -> bool {
         let conn = self.key(client).and_then(|key| self.server.inspect(key));
         conn.is_some_and(|(conn, _)| {
-            conn.doing.is_in_steps() || matches!(conn.doing, Doing::ListTubes)
+            conn.doing.is_in_steps() || matches!(conn.doing, Doing::Wait(WaitFor::List))
         })
     }
 

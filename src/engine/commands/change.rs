@@ -1,7 +1,7 @@
 //! Commands that change jobs that exist, and tubes.
 
 use crate::engine::binlog::record::{FlushKind, JobState};
-use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
@@ -201,6 +201,5 @@ fn flush(c: &mut Conn, s: &mut Store, tube: &str, kind: FlushKind) -> Answer {
     if let Some(count) = s.queue.flush(c.client.key, tube, kind)? {
         return Ok(Reply::Number("FLUSHED ", count));
     }
-    c.doing = Doing::Flush;
-    Ok(Reply::Later)
+    c.then(Doing::Wait(WaitFor::Flush))
 }

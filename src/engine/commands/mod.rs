@@ -28,7 +28,7 @@ use super::protocol::parse::Argument::{
 use super::protocol::parse::{
     Args, COUNT, ID, NUMBER, OPTIONAL_ID, OPTIONAL_SECONDS, SECONDS, line_max,
 };
-use super::protocol::reply::{Answer, Reply};
+use super::protocol::reply::Answer;
 use super::store::Store;
 use Counted::{InMetrics, InStats, Nowhere};
 
@@ -126,8 +126,7 @@ impl Command {
 }
 
 fn quit(c: &mut Conn, _: &mut Store, _: &Args<'_>) -> Answer {
-    c.doing = Doing::Closing;
-    Ok(Reply::Later)
+    c.then(Doing::Closing)
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 //!
 //! No handler knows other connections. A page with their facts is left to the server, as a [`Report`].
 
-use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
-use crate::engine::protocol::reply::{Answer, Reply, Word};
+use crate::engine::protocol::reply::{Answer, Word};
 use crate::engine::protocol::stats;
 use crate::engine::queue::browse::{ScanStep, SelectionScan};
 use crate::engine::reads::{self, BodiesFor};
@@ -111,8 +111,7 @@ fn reply_bodies(c: &mut Conn, s: &mut Store, keys: &[JobKey], mut next: u64) -> 
 
 /// Leaves the next step of a page to the server.
 pub fn report(c: &mut Conn, report: Report) -> Answer {
-    c.doing = Doing::Report(report);
-    Ok(Reply::Later)
+    c.then(Doing::Wait(WaitFor::Report(report)))
 }
 
 /// Returns whether one more job may be in a reply.

@@ -90,8 +90,7 @@ fn begin(c: &mut Conn, s: &mut Store, args: &Args<'_>, tube: Option<&str>) -> An
     s.queue.last_id += 1;
     let full_len = u32::try_from(full_len).expect("a body of more than 2^30 bytes");
     c.sends_large_bodies = full_len as usize >= Conn::WORTH_TWO_READS;
-    c.doing = Doing::Body(Put { id: s.queue.last_id, params, full_len, extras });
-    Ok(Reply::Later)
+    c.then(Doing::Body(Put { id: s.queue.last_id, params, full_len, extras }))
 }
 
 #[cold]
@@ -110,8 +109,7 @@ fn try_extras(
 }
 
 fn skip_body(c: &mut Conn, full_len: usize, word: Word) -> Answer {
-    c.doing = Doing::SkipBody(full_len, word);
-    Ok(Reply::Later)
+    c.then(Doing::SkipBody(full_len, word))
 }
 
 /// Returns the reply to a put for which there is no memory. The server may refuse the job anyway.
@@ -125,8 +123,7 @@ pub fn begin_body(c: &mut Conn, s: &mut Store, put: Put) -> Answer {
     if s.has_memory_for(full_len, put.unique().is_some())
         && let Ok(body) = headroom::leave(Headroom::Whole, || s.queue.bodies.begin(full_len))
     {
-        c.doing = Doing::LargeBody(Box::new(LargePut { put, body, filled: 0 }));
-        return Ok(Reply::Later);
+        return c.then(Doing::LargeBody(Box::new(LargePut { put, body, filled: 0 })));
     }
     skip_body(c, full_len, no_memory(s))
 }
@@ -136,8 +133,7 @@ pub fn advance(c: &mut Conn, s: &mut Store, mut large: Box<LargePut>, count: usi
     large.filled += count;
     s.queue.bodies.free_behind(count);
     if large.filled < large.put.full_len as usize {
-        c.doing = Doing::LargeBody(large);
-        return Ok(Reply::Later);
+        return c.then(Doing::LargeBody(large));
     }
     let LargePut { put, body, .. } = *large;
     let ends_in_cr_lf = s.queue.bodies.bytes(&body).ends_with(CR_LF);

@@ -1,13 +1,13 @@
 //! The commands that reserve jobs, from the search for a job to the reply with its body.
 //!
 //! ```text
-//! reserve -> search: a job  -> found -> reply, or Doing::Bodies while the disk reads the body
-//!              |     nothing -> Doing::Wait -> awaited (by a put, kick, release, the end of a delay ...)
+//! reserve -> search: a job  -> found -> reply, or WaitFor::Bodies while the disk reads the body
+//!              |     nothing -> WaitFor::Job -> awaited (by a put, kick, release, the end of a delay ...)
 //!              `---- unfinished -> Steps::Reserve or Steps::FillBatch, the next step
 //! ```
 
 use super::pages::fits_reply;
-use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
@@ -122,8 +122,7 @@ fn reserve_or_wait(c: &mut Conn, s: &mut Store, reserve: Reserve) -> Answer {
     if !s.queue.wait(&c.client, reserve.wait)? {
         return c.later(Steps::Reserve(reserve));
     }
-    c.doing = Doing::Wait(reserve);
-    Ok(Reply::Later)
+    c.then(Doing::Wait(WaitFor::Job(reserve)))
 }
 
 /// Replies to a connection that waited and was given a job.

@@ -3,7 +3,7 @@
 //! A list of more than 1,024 tubes is made in steps. A long list of all tubes is shared by the
 //! connections that requested it ([`lists`](crate::engine::lists)).
 
-use crate::engine::conn::{Conn, Doing, Steps};
+use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
 use crate::engine::keys::{JobKey, WatchKey};
 use crate::engine::lists::{ensure_fits, names_per_step};
 use crate::engine::protocol::parse::Args;
@@ -93,8 +93,7 @@ pub fn list_tubes(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     }
     ensure_fits(s, 0)?;
     s.lists.request(c.client.key)?;
-    c.doing = Doing::ListTubes;
-    Ok(Reply::Later)
+    c.then(Doing::Wait(WaitFor::List))
 }
 
 /// `list-tubes-watched`

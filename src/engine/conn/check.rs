@@ -1,6 +1,6 @@
 //! Checks a connection, for tests: what it does fits its input, and what the store knows of it.
 
-use super::{Conn, Doing, Steps};
+use super::{Conn, Doing, Steps, WaitFor};
 use crate::engine::commands::lines;
 use crate::engine::protocol::reply::Word;
 use crate::engine::queue::body::{Body, LARGE};
@@ -22,7 +22,7 @@ impl Conn {
         );
         let Conn { doing, has_backlog, .. } = self;
         let input = self.input.unused();
-        let waits = matches!(doing, Doing::Wait(..));
+        let waits = matches!(doing, Doing::Wait(WaitFor::Job(_)));
         assert_eq!(
             waits,
             s.queue.waits(self.client.key),
@@ -57,17 +57,15 @@ impl Conn {
                 false
             }
             Doing::Steps(_) => false,
-            Doing::ListTubes => {
+            Doing::Wait(WaitFor::List) => {
                 assert_eq!(s.lists.requests_of(self.client.key), 1, "lists for connection {index}");
                 input.is_empty()
             }
-            Doing::Bodies(wanted) => {
+            Doing::Wait(WaitFor::Bodies(wanted)) => {
                 wanted.check(self.client.key, s);
                 input.is_empty()
             }
-            Doing::SkipBody(..) | Doing::Wait(..) | Doing::Report(_) | Doing::Flush => {
-                input.is_empty()
-            }
+            Doing::SkipBody(..) | Doing::Wait(_) => input.is_empty(),
         };
         assert!(
             if *has_backlog { self.has_step(input) } else { is_incomplete },
@@ -81,7 +79,7 @@ impl Conn {
     pub fn check_parts(&self) -> ([usize; 3], impl Iterator<Item = &Body>) {
         let large =
             if let Doing::LargeBody(large) = &self.doing { Some(&large.body) } else { None };
-        let waiting = if let Doing::Bodies(wanted) = &self.doing {
+        let waiting = if let Doing::Wait(WaitFor::Bodies(wanted)) = &self.doing {
             wanted.own_bytes()
         } else if let Doing::Steps(Steps::ListClients(page)) = &self.doing {
             page.lines.capacity()

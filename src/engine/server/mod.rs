@@ -39,7 +39,7 @@ pub use link::Readiness;
 use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::{Binlog, Progress};
 use crate::engine::collections::slab::{PAGE_BYTES, PagedSlab};
-use crate::engine::conn::{Conn, Doing};
+use crate::engine::conn::{Conn, Doing, WaitFor};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::keys::ConnKey;
 use crate::engine::limits::{Limits, Settings};
@@ -511,7 +511,7 @@ impl<S: Read + Write> Server<S> {
             self.deliver();
             let Server { links, store: s, .. } = self;
             let Some(Link { conn, seen, .. }) = link_of(links, key) else { return };
-            if seen.is_hung_up && matches!(conn.doing, Doing::Bodies(_)) {
+            if seen.is_hung_up && matches!(conn.doing, Doing::Wait(WaitFor::Bodies(_))) {
                 give_up(conn, s);
             } else if conn.has_backlog && s.queue.work.is_left() && conn.can_run(s) {
                 conn.resume(s);

@@ -5,7 +5,7 @@
 //! those that wait for longer than 10 s are refused.
 
 use super::Server;
-use crate::engine::conn::Doing;
+use crate::engine::conn::{Doing, WaitFor};
 use crate::engine::keys::ConnKey;
 use crate::engine::queue::read_body::ReplyClass;
 use crate::engine::reads::{
@@ -118,7 +118,7 @@ impl<S> Server<S> {
 
     fn wanted(&self, key: ConnKey) -> &WantedBodies {
         match self.conn_ref(key).map(|c| &c.doing) {
-            Some(Doing::Bodies(wanted)) => wanted,
+            Some(Doing::Wait(WaitFor::Bodies(wanted))) => wanted,
             _ => unreachable!("connection {} does not wait for bodies", key.id()),
         }
     }

@@ -7,7 +7,7 @@ use super::{Server, link_of};
 use crate::engine::commands::pages::{
     CONNECTIONS_PER_STEP, ClientPage, Report, WORK_PER_CLIENT, WORK_PER_LOOK,
 };
-use crate::engine::conn::{Doing, Steps};
+use crate::engine::conn::{Doing, Steps, WaitFor};
 use crate::engine::keys::ConnKey;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::protocol::stats;
@@ -18,7 +18,7 @@ impl<S> Server<S> {
     /// Makes the reply of a connection that shows others, or a part of it.
     pub(super) fn report(&mut self, key: ConnKey) {
         let Some(link) = link_of(&mut self.links, key) else { return };
-        let Doing::Report(report) = &mut link.conn.doing else { return };
+        let Doing::Wait(WaitFor::Report(report)) = &mut link.conn.doing else { return };
         let report = std::mem::replace(report, Report::Jobs(Vec::new(), 0));
         let mut rest = Doing::Line;
         let answer = match report {
