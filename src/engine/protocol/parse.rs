@@ -247,14 +247,12 @@ impl<'a> Rest<'a> {
 
     /// Parses the name of a state, or `any`.
     fn state(&mut self) -> Option<Option<JobState>> {
-        Some(match self.word() {
-            b"ready" => Some(JobState::Ready),
-            b"reserved" => Some(JobState::Reserved),
-            b"delayed" => Some(JobState::Delayed),
-            b"buried" => Some(JobState::Buried),
-            b"any" => None,
-            _ => return None,
-        })
+        let word = self.word();
+        if word == b"any" {
+            return Some(None);
+        }
+        let states = [JobState::Ready, JobState::Reserved, JobState::Delayed, JobState::Buried];
+        states.into_iter().find(|state| state.name().as_bytes() == word).map(Some)
     }
 
     /// Returns the maximum length of a put with this behind its numbers and its CR LF, in bytes.
