@@ -410,7 +410,8 @@ impl Driver {
 
     /// Returns whether the server has commands of the client left to run without further input.
     pub fn has_commands_left(&self, client: Client) -> bool {
-        self.key(client).is_some_and(|key| self.server.has_commands(key))
+        let conn = self.key(client).and_then(|key| self.server.inspect(key));
+        conn.is_some_and(|(conn, _)| conn.has_backlog && conn.can_run(&self.server.store))
     }
 
     /// Returns whether the server has done a part of the command that it runs, and has more to do for it.
@@ -511,8 +512,13 @@ impl Driver {
     /// Sends what may be sent, closes what has ended, and ends the iteration.
     pub fn send(&mut self) -> Sent {
         self.note_made();
-        let dirty: Vec<Client> =
-            self.server.dirty().iter().filter_map(|key| self.by_key.get(key).copied()).collect();
+        let dirty: Vec<Client> = self
+            .server
+            .store
+            .dirty
+            .iter()
+            .filter_map(|key| self.by_key.get(key).copied())
+            .collect();
         let before: Vec<Client> = self.by_key.values().copied().collect();
         self.server.send(|| true);
         self.is_iteration_open = false;
@@ -543,7 +549,7 @@ impl Driver {
 
     /// Takes over the replies that were made since the last call.
     fn note_made(&mut self) {
-        for key in self.server.dirty() {
+        for key in &self.server.store.dirty {
             let Some(&client) = self.by_key.get(key) else { continue };
             let Some((c, bodies)) = self.server.inspect(*key) else { continue };
             let link = &mut self.links[client];

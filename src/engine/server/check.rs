@@ -9,19 +9,9 @@ use crate::engine::time::Nanos;
 use std::io::{Read, Write};
 
 impl<S> Server<S> {
-    /// Returns the connections whose replies are sent at the end of the iteration.
-    pub fn dirty(&self) -> &[ConnKey] {
-        &self.store.dirty
-    }
-
     /// Returns the connection of this key, if it is open, and the bodies that its output shares.
     pub fn inspect(&self, key: ConnKey) -> Option<(&Conn, &Bodies)> {
         self.conn_ref(key).map(|c| (c, &self.store.queue.bodies))
-    }
-
-    /// Returns whether a connection has commands to run without further input.
-    pub fn has_commands(&self, key: ConnKey) -> bool {
-        self.conn_ref(key).is_some_and(|c| c.has_backlog && c.can_run(&self.store))
     }
 
     /// Checks all invariants between two calls of the methods above. They do not hold

@@ -43,17 +43,6 @@ const READ_PER_WORK: usize = 2048;
 const SLICES_PER_WRITE: usize = 16;
 
 impl<S> Link<S> {
-    pub fn new(stream: S, conn: Conn, reads_to_the_end: bool) -> Link<S> {
-        Link {
-            stream: Some(stream),
-            conn,
-            seen: Readiness { is_writable: true, reads_to_the_end, ..Readiness::default() },
-            is_queued: false,
-            delayed_sends: 0,
-            is_postponed: false,
-        }
-    }
-
     /// Closes the connection, which has jobs and watches to give back.
     #[cold]
     pub fn close(&mut self, s: &mut Store, why: Option<&io::Error>) {
@@ -71,7 +60,7 @@ impl<S> Link<S> {
 
     /// Returns whether there is more to do in the next iteration.
     // Each send asks: the call would cost as much as the answer.
-    #[inline]
+    #[inline(always)]
     pub fn has_more(&self, s: &Store) -> bool {
         let c = &self.conn;
         (self.seen.is_writable && c.output.sendable_len() > 0)

@@ -160,8 +160,15 @@ impl<S> Server<S> {
         let key = self.vacant_key();
         let client = headroom::leave(self.headroom_for_one(), || self.store.queue.connect(key))?;
         let conn = Conn::new(client, address, self.store.queue.now);
-        let link = Link::new(stream, conn, address.is_none());
-        self.links.insert(link);
+        let reads_to_the_end = address.is_none();
+        self.links.insert(Link {
+            stream: Some(stream),
+            conn,
+            seen: Readiness { is_writable: true, reads_to_the_end, ..Readiness::default() },
+            is_queued: false,
+            delayed_sends: 0,
+            is_postponed: false,
+        });
         self.store.total_connections += 1;
         self.store.connections += 1;
         debug!("connection {} opened", key.id());
