@@ -1,17 +1,18 @@
 //! What the tool prints: tables, JSON, escaped bodies, times. It must not know a server.
 
 use super::conn::Fields;
-use super::{Result, print, print_with};
+use super::{Result, print_with};
 use crate::engine::text::{JsonText, Span, is_unprintable};
 use rustix::termios::tcgetwinsize;
 use std::io::{self, Write};
 
-/// Rows that are printed as lines of JSON, or as a table in parts: the header once, and columns that get wider only.
+/// Rows that are printed as a table or as lines of JSON, in parts: the header once, and columns that get wider
+/// only.
 pub struct Listing {
     is_json: bool,
     columns: Vec<Column>,
     widths: Vec<usize>,
-    /// The cells of each row that is not printed yet.
+    /// The cells of each row; in JSON the row is one cell.
     rows: Vec<Vec<String>>,
     width: usize,
 }
@@ -47,21 +48,22 @@ impl Listing {
         Listing { is_json, columns, widths: Vec::new(), rows: Vec::new(), width }
     }
 
-    /// Adds a row. `texts` are what the table has for some keys, in place of the value in the row. Many rows of a
-    /// table are printed at once.
+    /// Adds a row. `texts` are what the table has for some keys, in place of the value in the row. Many rows are
+    /// printed at once.
     pub fn add(&mut self, row: &Fields, texts: &[(&str, String)]) -> Result {
-        if self.is_json {
-            return print(row);
-        }
         let cell = |(key, kind, _): &Column| match texts.iter().find(|(own, _)| own == key) {
             Some((_, text)) => text.clone(),
             None if *kind == ':' => Span(row.number(key)).to_string(),
             None => row.text(key).to_owned(),
         };
-        if self.widths.is_empty() {
-            self.push(self.columns.iter().map(|column| column.2.clone()).collect());
+        if self.is_json {
+            self.rows.push(vec![row.to_string()]);
+        } else {
+            if self.widths.is_empty() {
+                self.push(self.columns.iter().map(|column| column.2.clone()).collect());
+            }
+            self.push(self.columns.iter().map(cell).collect());
         }
-        self.push(self.columns.iter().map(cell).collect());
         if self.rows.len() >= ROWS_MAX { self.print() } else { Ok(()) }
     }
 
@@ -79,8 +81,12 @@ impl Listing {
     }
 
     fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let rows = std::mem::take(&mut self.rows);
+        if self.is_json {
+            return rows.iter().try_for_each(|row| writeln!(out, "{}", row[0]));
+        }
         let (gap, widths) = self.fitted();
-        for row in std::mem::take(&mut self.rows) {
+        for row in rows {
             let cells = row.iter().zip(&self.columns).zip(&widths);
             let cells = cells.map(|((text, (_, kind, _)), width)| {
                 let text = cut(text, *width, *kind == '~');
