@@ -62,8 +62,8 @@ pub struct Model {
     pub may_refuse_deletes: bool,
     /// How many commands were refused, since the caller set this to 0.
     pub refusals: u64,
-    /// How many jobs are reserved in the server.
-    pub reserved_seen: u64,
+    /// How many workers that wait here have got a job in the server.
+    pub woken: usize,
     pub is_draining: bool,
     pub last_id: u64,
     /// How often each command was given, by its name.

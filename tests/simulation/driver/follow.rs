@@ -95,7 +95,7 @@ impl Simulation {
                 }
             }
             let seen = seen.to_vec();
-            self.model.reserved_seen = self.driver.facts().jobs()[1];
+            self.model.woken = self.model.clients.keys().filter(|it| self.is_woken(**it)).count();
             let has_run = self.model.run_next(client, self.now(), &seen);
             self.wait_for_bodies();
             if !has_run {
@@ -158,19 +158,20 @@ impl Simulation {
         let now = self.now();
         loop {
             let is_over = self.driver.facts().closing == 0;
-            // A worker has got a job. One that has waited for a batch has no reply yet.
-            let has_more = |client: &ClientNumber| {
-                let is_in_steps = self.driver.is_in_steps(self.sockets[client].client);
-                let has_waited = is_in_steps || !self.unknown(*client).is_empty();
-                has_waited && self.model.is_waiting(*client)
-            };
             let is_same = self.driver.facts().jobs() == self.model.jobs_in_states()
-                && !self.model.clients.keys().any(has_more);
+                && !self.model.clients.keys().any(|it| self.is_woken(*it));
             if is_same && !is_over || !self.model.close_step(now) {
                 return;
             }
             self.wait_for_bodies();
         }
+    }
+
+    /// Returns whether a worker that waits in the model has got a job. One that has waited for a batch has no
+    /// reply yet.
+    fn is_woken(&self, client: ClientNumber) -> bool {
+        let is_in_steps = self.driver.is_in_steps(self.sockets[&client].client);
+        self.model.is_waiting(client) && (is_in_steps || !self.unknown(client).is_empty())
     }
 
     /// Ends the flushes that the engine has ended: those with a reply, and in a tick those of clients that

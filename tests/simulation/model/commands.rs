@@ -4,7 +4,6 @@ use super::super::request::{self, Argument, Arguments, Command, Malformed, PutTa
 use super::input::Expects;
 use super::replies::list;
 use super::{Call, ClientNumber, Counts, Job, Model, NO_DEADLINE, SECOND, State, Waiter};
-use crate::harness::fake_disk::to_usize;
 use std::rc::Rc;
 
 /// The commands of C beanstalkd.
@@ -373,8 +372,7 @@ impl Model {
             let mut wakes = self.options.limits.wakes_per_step;
             if self.jobs.iter().any(|job| job.con.is_some()) {
                 // A step that parks jobs has less left for wakes.
-                let [_, reserved, ..] = self.jobs_in_states();
-                wakes = wakes.min(to_usize(self.reserved_seen.saturating_sub(reserved)));
+                wakes = wakes.min(self.woken);
             }
             self.end_pauses(&[name.into()], wakes, call.now);
         }
