@@ -56,8 +56,7 @@ fn every_finding_is_in_the_readme() {
     assert_eq!(listed, found);
 }
 
-/// Writes a file for each seed and finding, and a dictionary, below the directory `FUZZ_SEEDS`; for
-/// `make fuzz`.
+/// Writes a file for each seed and finding below the directory `FUZZ_SEEDS`, for `make fuzz`.
 #[test]
 #[ignore = "writes files"]
 fn write_seeds() {
@@ -69,10 +68,6 @@ fn write_seeds() {
             std::fs::write(directory.join(format!("{place:04}")), seed).expect("it can be written");
         }
     }
-    let escaped = |word: &Vec<u8>| word.iter().map(|byte| format!("\\x{byte:02x}")).collect();
-    let words: Vec<String> = seeds::words().concat().iter().map(escaped).collect();
-    let dictionary = format!("\"{}\"\n", words.join("\"\n\""));
-    std::fs::write(Path::new(&home).join("dictionary"), dictionary).expect("it can be written");
 }
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzz");
@@ -110,7 +105,7 @@ fn feed(name: &'static str, mutations: usize) {
     let (done, is_done) = mpsc::channel();
     let feeder = std::thread::spawn(move || {
         let starts = starts_of(name);
-        let mut mutator = Mutator::new(&starts, seeds::words());
+        let mut mutator = Mutator::new(&starts);
         let mutated = (0..mutations * rounds).map(|_| mutator.next());
         for input in starts.iter().cloned().chain(mutated) {
             next.lock().expect("no thread panics with it").clone_from(&input);

@@ -3,8 +3,6 @@
 pub(crate) struct Mutator<'s> {
     random: fastrand::Rng,
     starts: &'s [Vec<u8>],
-    /// Of commands, and of their arguments.
-    words: [Vec<Vec<u8>>; 2],
 }
 
 const MAX_LEN: usize = 4096;
@@ -12,8 +10,8 @@ const MAX_LEN: usize = 4096;
 const NUMBERS: [u64; 8] = [0, 1, 0x7f, 0xff, 0x7fff, u64::MAX >> 1, u64::MAX, 1 << 30];
 
 impl Mutator<'_> {
-    pub(crate) fn new(starts: &[Vec<u8>], words: [Vec<Vec<u8>>; 2]) -> Mutator<'_> {
-        Mutator { random: fastrand::Rng::with_seed(11), starts, words }
+    pub(crate) fn new(starts: &[Vec<u8>]) -> Mutator<'_> {
+        Mutator { random: fastrand::Rng::with_seed(11), starts }
     }
 
     pub(crate) fn next(&mut self) -> Vec<u8> {
@@ -39,7 +37,7 @@ impl Mutator<'_> {
             (end, bytes)
         };
         let first = input.get(at).copied().unwrap_or_default();
-        let (end, bytes) = match self.random.u8(..9) {
+        let (end, bytes) = match self.random.u8(..8) {
             0 => ((at + 1).min(input.len()), vec![first ^ 1 << self.random.u8(..8)]),
             1 => over(vec![self.random.u8(..)]),
             2 => (input.len(), Vec::new()),
@@ -51,10 +49,6 @@ impl Mutator<'_> {
                 (end, other[from % (other.len() + 1)..].to_vec())
             }
             6 => {
-                let words = &self.words[self.random.usize(..2)];
-                over(self.random.choice(words).expect("there are words").clone())
-            }
-            7 => {
                 let number = self.random.choice(NUMBERS).expect("there are numbers");
                 let number = number.wrapping_add(self.random.u64(..3)).to_le_bytes();
                 over(number[..1 << self.random.usize(..4)].to_vec())

@@ -3,8 +3,8 @@
 #
 #   run.sh 'TARGET ...' SECONDS
 #
-# Seeds and their dictionary are written anew each time. What libFuzzer adds to them is kept, and the next run goes on
-# from there; all of it is below target/fuzz. Ends with 1 when a target has failed.
+# Each run writes the seeds again, and keeps what libFuzzer adds to them for the next run. All of it is below
+# target/fuzz. Ends with 1 when a target has failed.
 set -eu
 cd "$(dirname "$0")/../.."
 targets=$1
@@ -39,8 +39,7 @@ for target in $targets; do
 	if (
 		ulimit -v 1000000
 		TARGET=$target exec nice "$home/build/$host/release/targets" \
-			-dict="$home/seeds/dictionary" -max_total_time="$seconds" -max_len=4096 \
-			-timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+			-max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
 			-artifact_prefix="$home/failed/$target-" "$home/corpus/$target" "$home/seeds/$target"
 	) >"$home/$target.log" 2>&1; then
 		grep -E 'DONE|number_of_executed_units' "$home/$target.log"

@@ -3,13 +3,12 @@
 
 use crate::harness::driver::Settings;
 use crate::harness::play::Play;
-use crate::harness::script::{self, Line, Script};
+use crate::harness::script::{self, Script};
 use crate::simulation::driver::Simulation;
 use crate::simulation::event::{Event, Setup};
 use crate::simulation::generator::Generator;
 use crate::simulation::shrink;
 use crate::simulation::world::JudgedWorld;
-use std::collections::BTreeSet;
 
 pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
@@ -20,48 +19,6 @@ pub(crate) fn of(target: &str) -> Vec<Vec<u8>> {
         _ => panic!("there is no target {target}"),
     }
 }
-
-fn lines() -> Vec<Vec<u8>> {
-    let mut lines = BTreeSet::new();
-    for (_, line) in script::all().into_iter().flat_map(|script| script.lines) {
-        if let Line::Send { bytes, .. } = line {
-            let sent = bytes.split(|&byte| byte == b'\n');
-            lines.extend(sent.map(|line| line.trim_ascii_end().to_vec()));
-        }
-    }
-    lines.into_iter().collect()
-}
-
-/// The words of commands and those of their arguments, with the spaces between them.
-pub(crate) fn words() -> [Vec<Vec<u8>>; 2] {
-    let mut words = [BTreeSet::new(), BTreeSet::new()];
-    for line in lines().into_iter().chain(EVENTS.map(|event| event.as_bytes().to_vec())) {
-        for (place, word) in line.split_inclusive(|&byte| byte == b' ').enumerate() {
-            words[place.min(1)].insert(word.to_vec());
-        }
-    }
-    words.map(|words| words.into_iter().filter(|word| (1..24).contains(&word.len())).collect())
-}
-
-/// Events with numbers that are seldom drawn, each behind the end of a line.
-const EVENTS: [&str; 16] = [
-    "\nend-iteration\n",
-    "\nsend 1 ",
-    "\nhalf-close 0 reported\n",
-    "\ndisconnect 1\n",
-    "\nread-limit 0 1\n",
-    "\nread-limit 0 -\n",
-    "\nadvance 1000000000\n",
-    "\nadvance-until-due\n",
-    "\nsuspend 1\n",
-    "\ndisk-capacity 8192\n",
-    "\nfail-disk-after 2 3 0\n",
-    "\nacknowledge 1\n",
-    "\nlose-leadership 5\n",
-    "\ncrash 1 0\n",
-    "\nrestart\n",
-    "\\r\\n \\(300*x) \\xff",
-];
 
 // ---- Histories ----
 
