@@ -5,7 +5,7 @@ use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
 use crate::engine::headroom::{self, Headroom};
 use crate::engine::protocol::parse::Args;
 use crate::engine::protocol::reply::{Answer, Reply, Word};
-use crate::engine::queue::touch::TouchAll;
+use crate::engine::queue::touch::{TouchAll, WORK_PER_TOUCH};
 use crate::engine::queue::{Kick, WORK_PER_MOVE};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use std::collections::VecDeque;
@@ -98,7 +98,7 @@ pub fn touch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `touch-all`
 pub fn touch_all(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
     let touch = TouchAll::new(s.queue.now);
-    let units = c.client.held.len().min(s.queue.limits.jobs_per_touch_step);
+    let units = c.client.held.len().min(s.queue.limits.jobs_per_touch_step) * WORK_PER_TOUCH;
     c.begin_steps(s, units, Steps::TouchAll(touch))
 }
 

@@ -22,7 +22,7 @@ pub struct TouchAll {
 }
 
 /// Units of work to touch a job.
-const WORK_PER_TOUCH: usize = 2;
+pub const WORK_PER_TOUCH: usize = 2;
 
 impl TouchAll {
     /// Begins to touch the jobs of a connection.
