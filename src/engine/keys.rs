@@ -80,7 +80,7 @@ impl ConnKey {
 pub struct MemberKey(NonZero<u32>);
 
 impl MemberKey {
-    /// Stands for the key of a job without a group.
+    /// In the place of the key of a job without a group.
     pub const NONE: MemberKey = MemberKey(NonZero::<u32>::MAX);
 
     /// Returns the key if there is a group.
@@ -100,7 +100,7 @@ impl Key for MemberKey {
 }
 
 impl UniqueKey {
-    /// Stands for the key of a job without one.
+    /// In the place of the key of a job without one.
     pub const NONE: UniqueKey = UniqueKey(NIL);
 }
 

@@ -89,7 +89,7 @@ pub fn ensure_fits(s: &Store, own_bytes: u64) -> Result<(), Word> {
 }
 
 /// Adds tubes to the list of all tubes. Returns whether it is complete, or has failed: then
-/// [`Lists::next_reply`] returns who gets it.
+/// [`Lists::next_reply`] returns the connections that wait for it.
 pub fn list_step(s: &mut Store) -> bool {
     let Store { lists, queue, .. } = s;
     if lists.is_idle() {

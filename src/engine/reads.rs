@@ -225,7 +225,7 @@ fn refuse(
 }
 
 impl Reads {
-    /// Ensures that one more connection can wait without further memory.
+    /// Ensures that this number of connections can wait without further memory.
     pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
         let mut lists = self.lists();
         lists.try_for_each(|list| list.try_reserve(connections.saturating_sub(list.len())))

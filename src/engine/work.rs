@@ -12,7 +12,7 @@
 //! work.end(rest);                     what the part has left, or has spent too much, is of the rest again
 //! ```
 //!
-//! Who wakes a connection, moves a record, or frees memory spends the work of that, wherever it happens.
+//! The work of waking a connection, moving a record or freeing memory is spent where it is done.
 
 use crate::engine::limits::Limits;
 

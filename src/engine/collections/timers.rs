@@ -3,9 +3,7 @@
 //! All timers of one kind are in a heap by their time. One that is not set has the time [`Nanos::NEVER`], so
 //! setting a timer needs no memory. A timer is only moved to an earlier time. An early expiry at which nothing
 //! is due costs less than moving the timer whenever a deadline is postponed: most settings compare two numbers.
-//!
-//! A timer wheel was here before. Measured with a million timers it took 25 ns to set a timer and 370 ns to
-//! let one expire, and 32 bytes for each. Timers are set and expire seldom, so the heap is not slower.
+//! They are set and expire seldom, so a heap is no slower than a timer wheel.
 
 use super::heap::{Entry, Heap};
 use crate::engine::headroom::{self, Headroom};

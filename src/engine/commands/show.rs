@@ -30,7 +30,7 @@ pub fn peek(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 
 /// `peek-ready`
 pub fn peek_ready(c: &mut Conn, s: &mut Store, _: &Args<'_>) -> Answer {
-    let job = s.queue.first_ready(c.client.used);
+    let job = s.queue.first_unblocked(c.client.used);
     found(c, s, job)
 }
 

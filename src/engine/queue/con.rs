@@ -148,7 +148,7 @@ impl Queue {
 
     /// Returns the ready job that a worker reserves next while the tube is not paused; if all are blocked, the
     /// best of these.
-    pub fn first_ready(&mut self, tube: TubeKey) -> Option<JobKey> {
+    pub fn first_unblocked(&mut self, tube: TubeKey) -> Option<JobKey> {
         for _ in 0..MOST_AT_ONCE {
             if !self.park_first(tube) {
                 break;

@@ -48,19 +48,6 @@ const WORK_PER_FREE: usize = 3;
 const CHECKS_PER_WORK: usize = 4;
 
 impl Queue {
-    /// Returns the key of the job with this id.
-    pub fn find(&self, id: u64) -> Option<JobKey> {
-        self.find_if(id, |_| true)
-    }
-
-    /// Returns the key of the job with this id, if it is such a job.
-    // The compiler inlines a function into every command only if it has one caller.
-    #[inline(always)]
-    pub(super) fn find_if(&self, id: u64, is_such: impl Fn(&Job) -> bool) -> Option<JobKey> {
-        let (key, job) = self.jobs.find_entry(id)?;
-        (!self.is_flushed(job) && is_such(job)).then_some(key)
-    }
-
     /// Returns whether the job was deleted by a flush and is not freed yet.
     pub fn is_flushed(&self, job: &Job) -> bool {
         if self.flushes.is_empty() {

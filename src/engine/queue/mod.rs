@@ -46,7 +46,7 @@
 //! | [`unique`] | keys of jobs, so that no other job with the same key is put |
 //! | [`groups`] | groups of jobs of which only a limited number may be reserved |
 //! | [`con`] | which of their jobs can be reserved |
-//! | [`bury_after`] | buries jobs that come back too often |
+//! | [`take_back`] | jobs that come back from their workers, and `--bury-after` |
 //! | [`outcomes`] | how long jobs wait and run, and how reservations end, for metrics |
 //! | [`touch`] | renews the deadlines of all jobs of a connection |
 //! | [`log`] | what is recorded in the binlog, and when |
@@ -59,7 +59,6 @@
 pub mod body;
 pub mod body_cache;
 pub mod browse;
-pub mod bury_after;
 pub mod check;
 pub mod client;
 pub mod con;
@@ -75,6 +74,7 @@ pub mod ordered;
 pub mod outcomes;
 pub mod read_body;
 pub mod replay;
+pub mod take_back;
 pub mod touch;
 pub mod tube;
 pub mod unique;
@@ -91,13 +91,13 @@ use super::time::{ClockOffset, Nanos};
 use super::work::Work;
 use body::{Bodies, Body};
 use body_cache::BodyCache;
-use bury_after::BuryLog;
 use client::Client;
 use counts::{CountedEvent, LargeCounts};
 use flush::Flush;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
 use outcomes::End;
 use std::collections::{TryReserveError, VecDeque};
+use take_back::BuryLog;
 use tube::Tubes;
 use unique::{NewKey, UniqueKeys};
 use waiters::{WaitSeq, Watchers, Watches};
@@ -107,8 +107,8 @@ pub struct Queue {
     pub jobs: Jobs,
     /// The counts of jobs of which one is above 63.
     large_counts: LargeCounts,
-    /// The highest id of a job that was ever inserted: a put gets its id with its line, and inserts its job at the
-    /// end of the body.
+    /// The highest id of a job that was ever inserted. It is not [`Queue::last_id`]: a put gets its id with its line,
+    /// and a damaged binlog may have jobs with ids that are never given out.
     pub highest_id: u64,
     pub bodies: Bodies,
     pub body_cache: BodyCache,
@@ -291,6 +291,19 @@ impl Queue {
     }
 
     // ---- Jobs ----
+
+    /// Returns the key of the job with this id.
+    pub fn find(&self, id: u64) -> Option<JobKey> {
+        self.find_if(id, |_| true)
+    }
+
+    /// Returns the key of the job with this id, if it is such a job.
+    // The compiler inlines a function into every command only if it has one caller.
+    #[inline(always)]
+    pub(super) fn find_if(&self, id: u64, is_such: impl Fn(&Job) -> bool) -> Option<JobKey> {
+        let (key, job) = self.jobs.find_entry(id)?;
+        (!self.is_flushed(job) && is_such(job)).then_some(key)
+    }
 
     /// Puts a job with a complete body into a tube, perhaps with a key that is not in force:
     /// [`Queue::find_unique`] finds no job. On an error the body is dropped, and the tube is removed if it is

@@ -151,7 +151,8 @@ impl<S> Server<S> {
     }
 
     /// Adds a connection, after [`Server::try_reserve_one`]. On an error the caller rejects the client.
-    /// The address of a Unix socket is `None`: its end may be reached without an event.
+    /// The address of a Unix socket is `None`: such a stream is read until it has no more bytes, because its end may
+    /// come without an event.
     pub fn connect(
         &mut self,
         stream: S,
@@ -459,7 +460,8 @@ impl<S> Server<S> {
 
 impl<S: Read + Write> Server<S> {
     /// Visits the next ready connection, each at most once in an iteration. Returns `None` if all were
-    /// visited, or the work of the iteration is used up: the others come first in the next one.
+    /// visited, if the work of the iteration is used up (the others come first in the next one), or if the binlog is
+    /// congested.
     ///
     /// `clock` is read again after bytes have arrived: a timeout must not count from a moment before its
     /// command.

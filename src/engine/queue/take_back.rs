@@ -1,7 +1,7 @@
-//! `--bury-after N`: buries a job that came back N times since it was put or last kicked.
+//! Jobs that come back from their workers: the TTR runs out, or the connection closes.
 //!
-//! A job comes back when its TTR runs out, or when the connection that has reserved it closes. A
-//! `release` by the worker does not count. The number is not recorded in the binlog.
+//! With `--bury-after N` a job is buried that came back N times since it was put or last kicked. A `release` by the
+//! worker does not count. The number is not recorded in the binlog.
 
 use super::client::Client;
 use super::counts::CountedEvent;
