@@ -47,8 +47,10 @@ pub struct Reads {
     pub retry_at: [Nanos; 2],
     /// A connection has begun to wait since the last look.
     pub has_new: bool,
-    /// When connections were last looked at that take nothing while replies wait for memory.
+    /// When all connections had last been looked at, for those that take nothing while replies wait for memory.
     pub looked_at: Nanos,
+    /// The number of the connection that is looked at next.
+    pub look_at: usize,
 }
 
 /// A reply whose bodies are not all in memory. It waits until there is memory for it, then for the disk.

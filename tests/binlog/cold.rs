@@ -427,6 +427,30 @@ fn unread_replies_take_bounded_memory_and_keep_no_worker_from_its_job() {
     assert!(!server.is_closed(slow) && server.is_closed(clients[1]));
 }
 
+/// All connections are looked at, so this takes more iterations with more of them.
+#[test]
+fn unread_replies_are_searched_in_steps() {
+    let mut options = OPTIONS;
+    options.limits.most_due_work = 4;
+    let mut server = Instance::start(&FakeDisk::default(), options, START);
+    let clients = [(); 20].map(|()| {
+        let (id, client) = (server.put_of(LEN), server.connect());
+        server.ask_unread(client, 0, format!("peek {id}\r\n"));
+        client
+    });
+    let (id, worker) = (server.put_of(LEN), server.connect());
+    server.wait_each(&[worker], format!("reserve-job {id}\r\n"));
+    let mut closed = 0;
+    while server.received(worker).is_empty() {
+        server.now = server.now + Nanos::from_millis(100);
+        server.iterate();
+        let before = closed;
+        closed = clients.iter().filter(|&&client| server.is_closed(client)).count();
+        assert!(closed - before <= 4, "{closed} are closed, before the iteration {before}");
+        assert!(server.now < START + Nanos::from_secs(60), "{closed} are closed");
+    }
+}
+
 /// Their replies have memory one after the other.
 #[test]
 fn many_clients_that_take_nothing_keep_no_worker_from_its_job() {

@@ -75,17 +75,23 @@ impl<S> Server<S> {
         if self.look_due() > self.store.queue.now {
             return;
         }
-        self.store.reads.looked_at = self.store.queue.now;
         let is_short = self.fronts().any(|wanted| !wanted.fits(&self.store));
         let takes_text = self.fronts().any(|wanted| wanted.is_crowded_out(&self.store));
-        for index in 0..self.links.numbers_end() {
-            self.with(ConnKey::from_index(index), |c, s| {
+        self.store.queue.work.begin_due();
+        while self.store.reads.look_at < self.links.numbers_end() {
+            if !self.store.queue.work.is_left() {
+                return;
+            }
+            self.store.queue.work.spend(1);
+            self.with(ConnKey::from_index(self.store.reads.look_at), |c, s| {
                 if c.is_unread(takes_text) && is_short {
                     debug!("connection {}: its reply is unread, and its memory wanted", c.id());
                     c.fail(s);
                 }
             });
+            self.store.reads.look_at += 1;
         }
+        (self.store.reads.looked_at, self.store.reads.look_at) = (self.store.queue.now, 0);
     }
 
     // ---- Memory ----
