@@ -195,14 +195,12 @@ impl<S> Server<S> {
         self.store.queue.work.end(rest);
     }
 
-    /// Lets at most `most` closed connections give back a slice each, so that the jobs of one delay no other.
+    /// Lets closed connections give back a slice each, in turn, so that the jobs of one delay no other.
     #[cold]
-    fn leave(&mut self, most: usize) {
-        for _ in 0..most {
-            if !self.store.queue.work.is_left() {
-                return;
-            }
-            let Some(key) = self.leaving.pop_front() else { return };
+    fn leave(&mut self) {
+        while self.store.queue.work.is_left()
+            && let Some(key) = self.leaving.pop_front()
+        {
             self.leave_step(key);
         }
     }
@@ -268,7 +266,7 @@ impl<S> Server<S> {
         self.store.queue.tick();
         self.run_due_conns();
         self.store.queue.work.begin_due();
-        self.leave(usize::MAX);
+        self.leave();
         if list_step(&mut self.store) {
             self.send_lists();
         }

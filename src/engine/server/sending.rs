@@ -29,13 +29,12 @@ impl<S: Read + Write> Server<S> {
         if self.store.is_congested() {
             self.send_unvisited();
         }
-        let closed = self.leaving.len() - left_before;
-        if closed > 0 {
+        if self.leaving.len() > left_before {
             let queue = &mut self.store.queue;
             let rest = queue.work.give(queue.limits.closing_work);
             // Those that were closed now come first.
             self.leaving.rotate_left(left_before);
-            self.leave(closed);
+            self.leave();
             self.deliver();
             self.store.queue.work.end(rest);
         }
