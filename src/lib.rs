@@ -1,9 +1,9 @@
 //! A drop-in replacement for C beanstalkd, the simple, fast work queue.
 //!
-//! One process with one poll loop, on one thread. The engine is the whole server without sockets, clock and
-//! disk: plain structs that are mutated in place and driven by calls. `os` is everything that
-//! touches the operating system. `engine` never names `os`. With `--body-cache`, two more threads read
-//! and sync files. They share no state of the queue.
+//! One process with one poll loop, whose thread has all jobs. Other threads only sync and read files, or exchange
+//! messages with etcd. The engine is the whole server without sockets, clock and disk: plain structs that are
+//! mutated in place and driven by calls. `os` is everything that touches the operating system. `engine` never
+//! names `os`.
 //!
 //! # Layers
 //!

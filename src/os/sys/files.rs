@@ -58,8 +58,8 @@ pub fn begin_reading_in(file: &File, offset: u64, len: u64) {
     let _ = rustix::fs::fadvise(file, offset, NonZero::new(len), Advice::WillNeed);
 }
 
-/// Runs `make`, whose files have the permissions `mode` from the moment they are created. The umask
-/// belongs to the process, and no other thread could create files meanwhile: there is none.
+/// Runs `make`, whose files have the permissions `mode` from the moment they are created. The umask belongs to the
+/// process, and no other thread creates files meanwhile: that of etcd creates one before this server leads.
 pub fn with_file_mode<T>(mode: u32, make: impl FnOnce() -> T) -> T {
     let before = rustix::process::umask(Mode::from_raw_mode(0o777 & !mode));
     let made = make();
