@@ -60,7 +60,7 @@ impl Problems {
 
     /// Adds a problem behind those that are as bad, in the order of names, if it is among the first.
     fn add(&mut self, tube: &str, problem: Problem) {
-        // A tube that moved to a lower index during the scan was scanned twice.
+        // A tube that was created again during the scan may have been scanned twice.
         let is_same = |(other, it): &(String, Problem)| other == tube && it.rule == problem.rule;
         if !tube.is_empty() && self.shown.iter().any(is_same) {
             return;

@@ -76,8 +76,8 @@ pub fn columns(view: &View<'_>) -> &'static [Column<TubeStats>] {
     &COLUMNS[..COLUMNS.len() - usize::from(!has_cache)]
 }
 
-/// Removes duplicates: a tube that moved to a lower index during the scan was scanned twice. Sorts the tubes
-/// by their names.
+/// Removes duplicates: a tube that was removed during the scan, and created again, may have been scanned twice. Sorts
+/// the tubes by their names.
 pub fn dedup(tubes: &mut Vec<TubeStats>) {
     tubes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     tubes.dedup_by(|a, b| a.name == b.name);
@@ -99,6 +99,8 @@ pub struct TubeScan {
     next_page: usize,
     /// Of each tube with a ready job. Without memory for it, a tube has none.
     oldest: Box<PagedSlab<TubeKey, Oldest>>,
+    /// The tubes that were scanned. Without memory for it, a tube is scanned again if it moves to a lower index.
+    scanned: Box<PagedSlab<TubeKey, ()>>,
     /// The number of tubes to scan, once all jobs were scanned.
     left: Option<usize>,
 }
@@ -119,7 +121,7 @@ impl TubeScan {
     /// Scans jobs, or tubes until the budget of a slice is used up, and calls `found` with the index and the values of
     /// each tube. Returns whether all tubes were scanned.
     pub fn advance(&mut self, view: &View<'_>, mut found: impl FnMut(usize, TubeStats)) -> bool {
-        let (tubes, TubeScan { next_page, oldest, left }) = (&view.queue.tubes, self);
+        let (tubes, TubeScan { next_page, oldest, scanned, left }) = (&view.queue.tubes, self);
         let Some(left) = left else {
             let is_done = view.queue.scan_jobs(next_page, |job| note_oldest(oldest, job));
             *left = is_done.then_some(tubes.len());
@@ -130,7 +132,10 @@ impl TubeScan {
             let Some(index) = tubes.len().min(*left).checked_sub(1) else { return true };
             *left = index;
             let key = tubes.at(index);
-            found(index, TubeStats::of(key, oldest.get(key).copied(), view));
+            if scanned.get(key).is_none() {
+                let _ = headroom::leave(Headroom::ThreeQuarters, || scanned.try_insert(key, ()));
+                found(index, TubeStats::of(key, oldest.get(key).copied(), view));
+            }
             budget = budget.saturating_sub(TUBE_COST + WAITER_COST * tubes[key].waiters.len());
         }
         false
