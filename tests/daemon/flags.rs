@@ -65,7 +65,8 @@ fn the_log_names_what_cannot_be_bound_or_found() {
     for line in &lines {
         let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["level", "message", "time"]);
-        assert!(line["time"].as_str().unwrap().ends_with('Z'));
+        let time = line["time"].as_str().unwrap();
+        assert_eq!(time.replace(|it: char| it.is_ascii_digit(), "0"), "0000-00-00T00:00:00.000Z");
     }
     let last = lines.last().unwrap();
     assert_eq!(last["level"], "ERROR");
