@@ -165,11 +165,11 @@ impl MetricsPage {
         let View { server, queue, .. } = *view;
         write_process(server, to);
         self.write_clients(server, to);
-        write_jobs(server, to);
+        write_jobs(queue, to);
         to.one("beanstalkd_tubes", queue.tubes.len());
         to.one("beanstalkd_tubes_aggregated", self.rest_count);
         to.family("beanstalkd_loop_iteration_seconds").histogram(&view.measurements.iterations);
-        write_binlog(server, to);
+        write_binlog(queue, to);
         write_body_cache(queue, to);
     }
 
@@ -219,8 +219,7 @@ fn write_process(server: &Store, to: &mut Samples<'_>) {
     to.one("beanstalkd_draining", u8::from(server.is_draining));
 }
 
-fn write_jobs(server: &Store, to: &mut Samples<'_>) {
-    let queue = &server.queue;
+fn write_jobs(queue: &Queue, to: &mut Samples<'_>) {
     let Queue { totals, settings, .. } = queue;
     let Totals { ready, reserved, delayed, buried, .. } = *totals;
     to.family("beanstalkd_jobs").states([ready, reserved, delayed, buried]);
@@ -252,12 +251,12 @@ pub fn standby_metrics(leader: Option<&str>) -> String {
     text
 }
 
-fn write_binlog(server: &Store, to: &mut Samples<'_>) {
-    let Some(binlog) = &server.queue.binlog else { return };
+fn write_binlog(queue: &Queue, to: &mut Samples<'_>) {
+    let Some(binlog) = &queue.binlog else { return };
     to.one("beanstalkd_binlog_files", binlog.files.list.len());
     to.one("beanstalkd_binlog_oldest_file_number", binlog.files.oldest_number());
     to.one("beanstalkd_binlog_current_file_number", binlog.files.current().number);
-    to.one("beanstalkd_binlog_file_size_bytes", server.queue.settings.binlog_file_size);
+    to.one("beanstalkd_binlog_file_size_bytes", queue.settings.binlog_file_size);
     to.one("beanstalkd_binlog_disk_bytes", binlog.files.sums.disk_bytes);
     to.one("beanstalkd_binlog_live_bytes", binlog.files.live_bytes);
     to.one("beanstalkd_binlog_dead_bytes", binlog.dead_bytes());

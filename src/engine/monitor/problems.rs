@@ -49,7 +49,7 @@ impl Problems {
             connections: view.server.connections,
             max_connections: view.server.process.max_connections,
             memory: view.queue.job_bytes(),
-            max_memory: view.server.queue.settings.max_memory(),
+            max_memory: view.queue.settings.max_memory(),
             is_accept_failing: view.server.is_accept_failing,
             is_draining: view.server.is_draining,
         };
