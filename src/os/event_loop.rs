@@ -47,11 +47,11 @@ pub struct EventLoop {
     measurements: Measurements,
     /// When this iteration began.
     iteration_at: Nanos,
-    /// The membership in a cluster, if there is one. No reply may leave without its leave.
+    /// The membership in a cluster, if there is one. A reply is sent only while this server leads.
     membership: Option<Membership>,
 }
 
-/// The time between two looks for changes that etcd has not acknowledged.
+/// The time after which changes that etcd has not acknowledged are checked again.
 const LOOK_INTERVAL: Nanos = Nanos::from_millis(200);
 
 /// A server that stops waits for acknowledgements at most this long. The end of its lease may take 1 s more, and
