@@ -23,7 +23,7 @@ pub use crate::os::metrics_server::MetricsServer;
 /// The rules of a binlog in etcd, and the seam for another etcd below them.
 #[cfg(feature = "etcd")]
 pub mod etcd {
-    pub use crate::os::etcd::api::{self, Failure};
+    pub use crate::os::etcd::api::{self, EtcdError};
     pub use crate::os::etcd::{EtcdDisk, Keys, Member, Nodes, Request, Shared, serve};
     pub use crate::os::membership::{Duty, EtcdOptions, Standing};
     pub use etcd_client as client;

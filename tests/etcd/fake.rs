@@ -5,7 +5,7 @@
 //! that answered, refused or left without an answer: see [`Fault`].
 
 use crate::store::Store;
-use beanstalkd::testing::etcd::Failure;
+use beanstalkd::testing::etcd::EtcdError;
 use beanstalkd::testing::etcd::api::{Answer, Etcd, Node, outcome};
 use beanstalkd::testing::etcd::client::proto::{PbResponseHeader, PbStatusResponse, PbTxnRequest};
 use beanstalkd::testing::etcd::client::{LeaseGrantResponse, StatusResponse, Txn, TxnResponse};
@@ -63,7 +63,7 @@ pub enum Reply {
     True(u64),
     Never,
     /// This answer, 1 ms after the request.
-    Failure(Failure),
+    Failure(EtcdError),
 }
 
 type Event = Box<dyn FnOnce(&mut World) + Send>;
@@ -90,7 +90,7 @@ pub struct World {
     /// A node of another cluster, and what that has stored.
     pub stranger: Option<(usize, Store)>,
     /// The answer of each node to everything, such as a refused password.
-    pub refusals: BTreeMap<usize, Failure>,
+    pub refusals: BTreeMap<usize, EtcdError>,
     /// The size of each node's database, and how much of it is in use.
     pub sizes: [[u64; 2]; NODES.len()],
     /// Whether its version is one that is not supported any more.
@@ -107,12 +107,12 @@ struct Watch {
     node: usize,
     key: String,
     from: i64,
-    sender: Sender<Result<(), Failure>>,
+    sender: Sender<Result<(), EtcdError>>,
 }
 
 /// Returns a failure with a code of gRPC, as etcd words it.
-pub fn failure(code: i32, text: &str) -> Failure {
-    Failure::of_code(Some(code), format!("etcdserver: {text}"))
+pub fn failure(code: i32, text: &str) -> EtcdError {
+    EtcdError::of_code(Some(code), format!("etcdserver: {text}"))
 }
 
 impl Fault {
@@ -144,7 +144,7 @@ impl Fault {
         Fault { applied_ms: vec![1, 1 + again_ms], reply: Reply::True(1) }
     }
 
-    pub fn refused(failure: Failure) -> Fault {
+    pub fn refused(failure: EtcdError) -> Fault {
         Fault { applied_ms: Vec::new(), reply: Reply::Failure(failure) }
     }
 
@@ -273,7 +273,7 @@ impl Connection {
     fn send<T: Send + 'static>(
         &self,
         kind: Kind,
-        action: impl Fn(&mut World) -> Result<T, Failure> + Send + Sync + 'static,
+        action: impl Fn(&mut World) -> Result<T, EtcdError> + Send + Sync + 'static,
     ) -> Answer<T> {
         let (sender, receiver) = oneshot::channel();
         let mut world = self.fake.world();
@@ -287,7 +287,7 @@ impl Connection {
         {
             fault = Fault::refused(failure.clone());
         } else if world.is_stranger(self.node) != self.is_of_stranger {
-            fault = Fault::refused(Failure::of_code(None, "broken pipe".to_owned()));
+            fault = Fault::refused(EtcdError::of_code(None, "broken pipe".to_owned()));
         }
         let action = Arc::new(action);
         let mut sender = Some(sender);
@@ -319,8 +319,8 @@ impl Connection {
 }
 
 /// Returns the answer that comes. There is none from a node that has forgotten the request.
-fn wait<T: Send + 'static>(receiver: oneshot::Receiver<Result<T, Failure>>) -> Answer<T> {
-    let gone = || Failure::of_code(None, "connection closed".to_owned());
+fn wait<T: Send + 'static>(receiver: oneshot::Receiver<Result<T, EtcdError>>) -> Answer<T> {
+    let gone = || EtcdError::of_code(None, "connection closed".to_owned());
     Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(gone())) })
 }
 

@@ -1,7 +1,7 @@
 //! The state of the fake: keys and leases. Of older revisions it has only the last deletion of each key.
 
 use crate::fake::{Kind, failure};
-use beanstalkd::testing::etcd::Failure;
+use beanstalkd::testing::etcd::EtcdError;
 use beanstalkd::testing::etcd::api::NOT_FOUND;
 use beanstalkd::testing::etcd::client::proto::{
     PbCompare, PbKeyValue, PbLeaseGrantResponse, PbRangeResponse, PbResponseHeader, PbResponseOp,
@@ -90,7 +90,7 @@ impl Store {
         requests(txn).map(len_of).sum()
     }
 
-    pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, Failure> {
+    pub fn txn(&mut self, txn: &PbTxnRequest) -> Result<TxnResponse, EtcdError> {
         let len = Store::value_len(txn);
         for request in requests(txn) {
             if let PbTxnOpRequest::RequestPut(put) = request {
@@ -174,7 +174,7 @@ impl Store {
         self.keys.range(key.to_vec()..end).map(|(_, pair)| pair.clone())
     }
 
-    pub fn check_revision(&self, revision: i64) -> Result<(), Failure> {
+    pub fn check_revision(&self, revision: i64) -> Result<(), EtcdError> {
         if revision < self.compacted { Err(compacted()) } else { Ok(()) }
     }
 
@@ -204,7 +204,7 @@ impl Store {
 
     // ---- Leases ----
 
-    pub fn grant(&mut self, ttl_secs: u32, now_ms: u64) -> Result<LeaseGrantResponse, Failure> {
+    pub fn grant(&mut self, ttl_secs: u32, now_ms: u64) -> Result<LeaseGrantResponse, EtcdError> {
         if self.has_no_space {
             return Err(no_space());
         }
@@ -216,14 +216,14 @@ impl Store {
         Ok(LeaseGrantResponse(PbLeaseGrantResponse { id, ttl, ..Default::default() }))
     }
 
-    pub fn keep_alive(&mut self, lease: i64, now_ms: u64) -> Result<(), Failure> {
+    pub fn keep_alive(&mut self, lease: i64, now_ms: u64) -> Result<(), EtcdError> {
         let granted = self.leases.get_mut(&lease);
         let granted = granted.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
         granted.ends_ms = now_ms + granted.ttl_ms;
         Ok(())
     }
 
-    pub fn revoke(&mut self, lease: i64) -> Result<(), Failure> {
+    pub fn revoke(&mut self, lease: i64) -> Result<(), EtcdError> {
         let revoked = self.leases.remove(&lease);
         revoked.ok_or_else(|| failure(NOT_FOUND, "requested lease not found"))?;
         let keys = self.keys.iter().filter(|(_, pair)| pair.lease == lease);
@@ -260,10 +260,10 @@ fn requests(txn: &PbTxnRequest) -> impl Iterator<Item = &PbTxnOpRequest> {
     txn.success.iter().filter_map(|op| op.request.as_ref())
 }
 
-fn no_space() -> Failure {
+fn no_space() -> EtcdError {
     failure(8, "mvcc: database space exceeded")
 }
 
-fn compacted() -> Failure {
+fn compacted() -> EtcdError {
     failure(11, "mvcc: required revision has been compacted")
 }

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 /// The answer that comes to a request.
-pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, EtcdError>> + Send>>;
 
 /// A cluster of etcd nodes.
 pub trait Etcd: Send + Sync {
@@ -56,7 +56,7 @@ pub fn outcome(answer: &TxnResponse) -> (i64, impl Iterator<Item = Vec<KeyValue>
 
 /// Why a request has failed, or why a server does not lead, or not any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct EtcdError {
     /// What helps.
     pub kind: Kind,
     /// The reason.
@@ -91,15 +91,15 @@ const DATA_LOSS: i32 = 15;
 pub const USER: &str = "BEANSTALKD_ETCD_USER";
 pub const PASSWORD: &str = "BEANSTALKD_ETCD_PASSWORD";
 
-impl Failure {
+impl EtcdError {
     /// Returns the failure of a server that does not lead any more.
-    pub fn lost(text: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Lost, text: text.into() }
+    pub fn lost(text: impl Into<String>) -> EtcdError {
+        EtcdError { kind: Kind::Lost, text: text.into() }
     }
 
     /// Returns a failure that another start would not mend.
-    pub fn lasting(text: impl Into<String>) -> Failure {
-        Failure { kind: Kind::Lasting, text: text.into() }
+    pub fn lasting(text: impl Into<String>) -> EtcdError {
+        EtcdError { kind: Kind::Lasting, text: text.into() }
     }
 
     /// Returns whether another try may succeed.
@@ -109,7 +109,7 @@ impl Failure {
 
     /// Returns a failure with a code of gRPC, or one of the connection. etcd's texts count only where
     /// answers with the same code differ.
-    pub fn of_code(code: Option<i32>, text: String) -> Failure {
+    pub fn of_code(code: Option<i32>, text: String) -> EtcdError {
         let has = |part| text.contains(part);
         // The TLS library's words for the alert of a node that does not accept the certificate.
         let is_tls = ["invalid peer certificate", "received fatal alert", "certificate required"];
@@ -140,7 +140,7 @@ impl Failure {
         } else {
             String::new()
         };
-        Failure { kind, text: text + &remedy }
+        EtcdError { kind, text: text + &remedy }
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
             (Some(NOT_FOUND), "requested lease not found", Kind::Lost),
             (Some(PERMISSION_DENIED), "permission denied", Kind::Lasting),
         ] {
-            assert_eq!(Failure::of_code(code, text.to_owned()).kind, kind, "{text}");
+            assert_eq!(EtcdError::of_code(code, text.to_owned()).kind, kind, "{text}");
         }
     }
 }

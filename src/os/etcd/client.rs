@@ -1,6 +1,6 @@
 //! The real etcd: the requests of [`super::api`] by the crate `etcd-client`.
 
-use super::api::{Answer, Etcd, Failure, NOT_FOUND, Node};
+use super::api::{Answer, Etcd, EtcdError, NOT_FOUND, Node};
 use crate::os::membership::TlsFiles;
 use etcd_client::{
     Certificate, Client, ConnectOptions, Error, EventType, Identity, LeaseGrantResponse,
@@ -80,7 +80,7 @@ impl Node for Client {
                     return Ok(());
                 }
             }
-            Err(Failure::of_code(None, "the node has ended a watch".to_owned()))
+            Err(EtcdError::of_code(None, "the node has ended a watch".to_owned()))
         })
     }
 
@@ -110,8 +110,8 @@ fn read_pem(path: &Path, kind: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The text has the causes too.
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
+impl From<Error> for EtcdError {
+    fn from(error: Error) -> EtcdError {
         let (code, mut text, mut cause) = if let Error::GRpcStatus(status) = &error {
             let cause = std::error::Error::source(status);
             (Some(status.code() as i32), status.message().to_owned(), cause)
@@ -129,6 +129,6 @@ impl From<Error> for Failure {
             }
             cause = error.source();
         }
-        Failure::of_code(code, text)
+        EtcdError::of_code(code, text)
     }
 }

@@ -4,7 +4,7 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::api::{Failure, Kind, modified, outcome};
+use super::api::{EtcdError, Kind, modified, outcome};
 use super::keys::{ChunkNumber, IMPORTING, Keys, format_value, parse_format, printable};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
@@ -68,7 +68,7 @@ impl Member {
     // ---- Becoming the leader ----
 
     /// Returns the lease, and the file with it.
-    async fn try_to_lead(&mut self) -> Result<(LeaseGrantResponse, Option<File>), Failure> {
+    async fn try_to_lead(&mut self) -> Result<(LeaseGrantResponse, Option<File>), EtcdError> {
         loop {
             let found = self.check().await?;
             if let Some(leader) = &found.leader {
@@ -104,7 +104,7 @@ impl Member {
     }
 
     /// Fails if etcd is too old, or the keys of the prefix are not those that this server needs.
-    pub async fn check(&mut self) -> Result<Found, Failure> {
+    pub async fn check(&mut self) -> Result<Found, EtcdError> {
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
         let two = GetOptions::new().with_prefix().with_limit(2).with_keys_only();
@@ -173,7 +173,7 @@ impl Member {
                 return Ok(Found { revision, leader, format });
             }
         };
-        Err(Failure::lasting(wrong))
+        Err(EtcdError::lasting(wrong))
     }
 
     /// Waits until the key of the leader is removed, or for half of a lease: a node that hangs must be left
@@ -210,7 +210,7 @@ impl Member {
         lease: &LeaseGrantResponse,
         deadline: Nanos,
         found: &Found,
-    ) -> Result<Option<i64>, Failure> {
+    ) -> Result<Option<i64>, EtcdError> {
         let (leader, format) = (self.keys.leader(), self.keys.format());
         let value = self.name.clone().into_bytes();
         let options = PutOptions::new().with_lease(lease.id());
@@ -241,17 +241,17 @@ impl Member {
 
     /// Renews the lease every fifth of its time, and when the key of the leader is removed, by short
     /// tries over different nodes. Returns why it is lost.
-    async fn keep(&mut self, lease: &LeaseGrantResponse) -> Failure {
+    async fn keep(&mut self, lease: &LeaseGrantResponse) -> EtcdError {
         let (shared, pause) = (Arc::clone(&self.shared), self.nodes.timeout);
-        let has_time = |_: &Failure| shared.lease_left() > Nanos::ZERO;
+        let has_time = |_: &EtcdError| shared.lease_left() > Nanos::ZERO;
         loop {
             match ask_again(async || self.renew(lease).await, has_time).await {
                 Ok(revision) => self.wait_for_end(revision, pause).await,
-                Err(Failure { kind: Kind::Lost | Kind::Lasting, text }) => {
-                    return Failure::lost(text);
+                Err(EtcdError { kind: Kind::Lost | Kind::Lasting, text }) => {
+                    return EtcdError::lost(text);
                 }
-                Err(Failure { text, .. }) => {
-                    return Failure::lost(format!("the lease was not renewed in time: {text}"));
+                Err(EtcdError { text, .. }) => {
+                    return EtcdError::lost(format!("the lease was not renewed in time: {text}"));
                 }
             }
         }
@@ -261,7 +261,7 @@ impl Member {
     /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
     /// it cannot read the key without them. The last chunk is there until a later one is, unless etcd was
     /// restored. Returns the newest revision.
-    async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, Failure> {
+    async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, EtcdError> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
         let State { revision, last_chunk, .. } = *self.shared.state();
@@ -271,11 +271,11 @@ impl Member {
         let reads = [(self.keys.leader(), GetOptions::new()), (self.keys.chunk(last_chunk), one)];
         let ([leader, chunks], newest) = self.nodes.read(self.nodes.timeout, &reads).await?;
         if leader.first().is_none_or(|pair| pair.lease() != lease.id()) {
-            return Err(Failure::lost(LEASE_ENDED));
+            return Err(EtcdError::lost(LEASE_ENDED));
         }
         // Before this server has read the log, it names what is missing.
         if newest < revision || last_chunk > 0 && chunks.is_empty() {
-            return Err(Failure::lost("etcd was restored to an older state"));
+            return Err(EtcdError::lost("etcd was restored to an older state"));
         }
         self.shared.state().deadline = sent_at + safe_time(lease);
         Ok(newest)
@@ -340,10 +340,10 @@ impl Member {
 /// Asks again after each failure that may pass, as long as this server is a member, and logs them.
 pub async fn ask_as_member<T>(
     shared: &Shared,
-    ask: impl AsyncFnMut() -> Result<T, Failure>,
-) -> Result<T, Failure> {
+    ask: impl AsyncFnMut() -> Result<T, EtcdError>,
+) -> Result<T, EtcdError> {
     let mut logged_at = None;
-    let is_member = |failure: &Failure| {
+    let is_member = |failure: &EtcdError| {
         let now = shared.now();
         // The next chunk is shorter.
         let is_too_large = failure.kind == Kind::TooLarge;

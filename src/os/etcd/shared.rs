@@ -1,6 +1,6 @@
 //! The state that the thread of etcd and the event loop share. No one waits for the other.
 
-use super::api::Failure;
+use super::api::EtcdError;
 use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
@@ -26,7 +26,7 @@ pub struct Shared {
 pub struct State {
     standing: Standing,
     /// Why this server is no member any more.
-    failure: Option<Failure>,
+    failure: Option<EtcdError>,
     /// The lease that this server has, or 0.
     pub lease: i64,
     /// No reply may leave after this moment of the clock; 0 before this server has created the key of the leader.
@@ -107,13 +107,13 @@ impl Shared {
     }
 
     /// Returns the part of this server in the cluster.
-    pub fn standing(&self) -> Result<Standing, Failure> {
+    pub fn standing(&self) -> Result<Standing, EtcdError> {
         let state = self.state();
         state.failure.clone().map_or_else(|| Ok(state.standing.clone()), Err)
     }
 
     /// Changes or ends the part of this server. The first failure stays.
-    pub fn set_standing(&self, standing: Result<Standing, Failure>) {
+    pub fn set_standing(&self, standing: Result<Standing, EtcdError>) {
         self.change(|state| match standing {
             Ok(standing) => state.standing = standing,
             Err(failure) => drop(state.failure.get_or_insert(failure)),
@@ -127,9 +127,9 @@ impl Shared {
     }
 
     /// Fails if no reply may leave, and then none may ever.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), EtcdError> {
         if self.lease_left() == Nanos::ZERO {
-            self.set_standing(Err(Failure::lost("the lease was not renewed in time")));
+            self.set_standing(Err(EtcdError::lost("the lease was not renewed in time")));
         }
         self.standing().map(drop)
     }

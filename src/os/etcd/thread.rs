@@ -3,7 +3,7 @@
 //!
 //! A change is tried until it is made or the lease is lost. The event loop does not wait for it.
 
-use super::api::{Failure, Kind};
+use super::api::{EtcdError, Kind};
 use super::disk::{Change, EtcdDisk, Request, Requests, ask};
 use super::keys::{IMPORTING, Keys, format_value};
 use super::lease::Member;
@@ -11,7 +11,7 @@ use super::log::Log;
 use super::nodes::Nodes;
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
-use crate::os::failure::{self, EXIT_REFUSED};
+use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::membership::{Duty, EXIT_LOST, EtcdOptions, Standing};
 use crate::os::sys::{clock::monotonic, machine};
 use mio::Waker;
@@ -46,7 +46,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Membership {
     /// Joins the servers with this URL.
-    pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, failure::Failure> {
+    pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, Failure> {
         let [hostname, ..] = machine::uname();
         let shared = Arc::new(Shared::new(monotonic, etcd.quota));
         let member = Member {
@@ -72,7 +72,7 @@ impl Membership {
 
     /// Ends the lease of a process that was killed, so that the next server leads at once. One that has
     /// ended already is as good.
-    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), failure::Failure> {
+    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), Failure> {
         let mut nodes = Nodes::new(etcd).map_err(cannot_start(etcd))?;
         let runtime = runtime().map_err(cannot_start(etcd))?;
         match runtime.block_on(nodes.revoke(lease)) {
@@ -88,12 +88,12 @@ impl Membership {
     }
 
     /// Returns the part of this server in the cluster. A leader has read the log.
-    pub fn standing(&self) -> Result<Standing, failure::Failure> {
+    pub fn standing(&self) -> Result<Standing, Failure> {
         self.shared.standing().map_err(|failure| failure.of_server(&self.etcd))
     }
 
     /// Fails if no reply may leave any more.
-    pub fn check(&self) -> Result<(), failure::Failure> {
+    pub fn check(&self) -> Result<(), Failure> {
         self.shared.check().map_err(|failure| failure.of_server(&self.etcd))
     }
 
@@ -123,19 +123,19 @@ fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-fn cannot_start<E: Display>(etcd: &EtcdOptions) -> impl Fn(E) -> failure::Failure + '_ {
-    |error| Failure::lasting(error.to_string()).of_server(etcd)
+fn cannot_start<E: Display>(etcd: &EtcdOptions) -> impl Fn(E) -> Failure + '_ {
+    |error| EtcdError::lasting(error.to_string()).of_server(etcd)
 }
 
-impl Failure {
+impl EtcdError {
     /// Returns it with the exit code: that of a binlog that cannot be used, unless the server is to be
     /// started again, to stand by.
-    fn of_server(self, EtcdOptions { url, .. }: &EtcdOptions) -> failure::Failure {
+    fn of_server(self, EtcdOptions { url, .. }: &EtcdOptions) -> Failure {
         let (exit_code, lost) = match self.kind {
             Kind::Lost => (EXIT_LOST, "not leading any more: "),
             Kind::Passing | Kind::NoSpace | Kind::TooLarge | Kind::Lasting => (EXIT_REFUSED, ""),
         };
-        failure::Failure::new(exit_code, format!("-b {url}: {lost}{}", self.text))
+        Failure::new(exit_code, format!("-b {url}: {lost}{}", self.text))
     }
 
     /// Returns it for a caller of the disk.
@@ -182,7 +182,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
                 let read = if duty == Duty::Read { log.read_unled().await } else { Ok(()) };
                 // It is read once.
                 let files = std::mem::take(&mut log.cache);
-                let _ = to.send(read.map(|()| files).map_err(Failure::of_read));
+                let _ = to.send(read.map(|()| files).map_err(EtcdError::of_read));
             }
             Ok(Some(Request::Store(changes))) => {
                 let len = changes.iter().map(Change::len).sum();
@@ -194,7 +194,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
             Ok(Some(Request::EndImport(to))) => {
                 let value = format_value(log.member.etcd.file_size);
                 let ended = log.store(vec![Change::Format { value }]).await;
-                let _ = to.send(ended.map_err(Failure::of_read));
+                let _ = to.send(ended.map_err(EtcdError::of_read));
             }
             Ok(None) => return,
             // There is no request.
@@ -211,7 +211,7 @@ async fn answer(member: Member, mut requests: UnboundedReceiver<Request>) {
 impl Log {
     /// Reads the closed files again and again while another server leads, so that this one can take over soon. Reads
     /// all when it has won the lead. Begins an import, if it is to do one.
-    async fn follow(&mut self) -> Result<(), Failure> {
+    async fn follow(&mut self) -> Result<(), EtcdError> {
         let shared = Arc::clone(&self.member.shared);
         while timeout(IDLE_PAUSE, shared.won.notified()).await.is_err() {
             if matches!(shared.standing(), Ok(Standing::Standby(_))) {
