@@ -17,9 +17,9 @@ use std::path::PathBuf;
 
 pub use crate::os::membership::EtcdOptions;
 
-/// The action that the command line requests.
+/// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum Mode {
     /// Serve clients.
     Serve(Box<Options>),
     /// Print the usage.
@@ -99,15 +99,15 @@ pub const MAX_JOB_SIZE: u32 = 1 << 30;
 const FILE_SIZE_UNIT: u32 = 4096;
 
 /// Parses the arguments after the program's name. An error says what is wrong with them.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, String> {
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Mode, String> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let ends_flags = arguments.iter().any(|argument| argument == "--");
     let flags = Flags::parse(&parser(true), arguments)?;
     if flags.has("h") {
-        return Ok(Request::Help);
+        return Ok(Mode::Help);
     }
     if flags.has("v") {
-        return Ok(Request::Version);
+        return Ok(Mode::Version);
     }
     // As in C beanstalkd: there is nothing that could follow.
     if ends_flags {
@@ -118,23 +118,23 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, S
     }
     let modes: Vec<&str> = MODES.into_iter().filter(|mode| flags.has(mode)).collect();
     let mode = match modes[..] {
-        [] => return options(&flags).map(|options| Request::Serve(Box::new(options))),
+        [] => return options(&flags).map(|options| Mode::Serve(Box::new(options))),
         [mode] => mode,
         _ => return wrong("--check, --dump, --import, --export and --leave exclude each other"),
     };
     let file = PathBuf::from(flags.text(mode).unwrap_or_default());
     match (mode, binlog_place(&flags)?) {
-        ("check", Some(place)) => Ok(Request::Check(place)),
-        ("dump", Some(place)) => Ok(Request::Dump(place)),
+        ("check", Some(place)) => Ok(Mode::Check(place)),
+        ("dump", Some(place)) => Ok(Mode::Dump(place)),
         ("check" | "dump", None) => wrong("no directory: -b is missing"),
-        ("import", Some(BinlogPlace::Etcd(etcd))) => Ok(Request::Import(file, etcd)),
-        ("export", Some(BinlogPlace::Etcd(etcd))) => Ok(Request::Export(file, etcd)),
+        ("import", Some(BinlogPlace::Etcd(etcd))) => Ok(Mode::Import(file, etcd)),
+        ("export", Some(BinlogPlace::Etcd(etcd))) => Ok(Mode::Export(file, etcd)),
         ("import" | "export", _) => wrong("--import and --export need a URL of etcd with -b"),
-        (_, place) => Ok(Request::Leave(file, place)),
+        (_, place) => Ok(Mode::Leave(file, place)),
     }
 }
 
-/// The flags with which no client is served.
+/// The flags of the modes in which no client is served.
 const MODES: [&str; 5] = ["check", "dump", "import", "export", "leave"];
 
 fn wrong<T>(why: impl Into<String>) -> Result<T, String> {
@@ -363,13 +363,13 @@ fn c_number(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn request(arguments: &[&str]) -> Result<Request, String> {
+    fn parsed(arguments: &[&str]) -> Result<Mode, String> {
         parse(arguments.iter().map(OsString::from))
     }
 
     fn options(arguments: &[&str]) -> Options {
-        match request(arguments) {
-            Ok(Request::Serve(options)) => *options,
+        match parsed(arguments) {
+            Ok(Mode::Serve(options)) => *options,
             other => panic!("{arguments:?} gave {other:?}"),
         }
     }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     fn error_of(arguments: &[&str]) -> String {
-        request(arguments).expect_err("these arguments are wrong")
+        parsed(arguments).expect_err("these arguments are wrong")
     }
 
     #[test]
@@ -655,8 +655,8 @@ mod tests {
 
     #[test]
     fn help_and_version_come_before_anything_else() {
-        assert_eq!(request(&["-h", "what"]), Ok(Request::Help));
-        assert_eq!(request(&["--version"]), Ok(Request::Version));
+        assert_eq!(parsed(&["-h", "what"]), Ok(Mode::Help));
+        assert_eq!(parsed(&["--version"]), Ok(Mode::Version));
         assert_eq!(version(), "beanstalkd 1.13 (beanstalkd-server 0.1.0)");
         assert!(usage(true).starts_with("Use: beanstalkd"));
     }

@@ -5,7 +5,7 @@ use crate::engine::binlog::disk::{Disk, FileNumber};
 use crate::engine::binlog::error::{BinlogError, Step};
 use crate::engine::binlog::inspect;
 use crate::logging;
-use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Options, Request};
+use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Mode, Options};
 use crate::os::disk::{Directory, MOVING};
 use crate::os::failure::{EXIT_REFUSED, Failure};
 use crate::os::init::Machine;
@@ -43,14 +43,14 @@ pub fn main() -> ExitCode {
 /// Runs the command line. Returns how to shut the machine down too, if this is its first process.
 fn run(machine: Option<&mut Machine>) -> (ExitCode, RebootCommand) {
     let done = match options::parse(std::env::args_os().skip(1)) {
-        Ok(Request::Serve(options)) => return serve(&options, machine),
-        Ok(Request::Help) => Ok(print(io::stdout(), options::usage(cfg!(feature = "etcd")))),
-        Ok(Request::Version) => Ok(print(io::stdout(), options::version())),
-        Ok(Request::Check(place)) => inspect(inspect::check, &place),
-        Ok(Request::Dump(place)) => inspect(inspect::dump, &place),
-        Ok(Request::Import(path, etcd)) => import(&path, &etcd),
-        Ok(Request::Export(path, etcd)) => export(&path, &etcd),
-        Ok(Request::Leave(file, place)) => leave(&file, place),
+        Ok(Mode::Serve(options)) => return serve(&options, machine),
+        Ok(Mode::Help) => Ok(print(io::stdout(), options::usage(cfg!(feature = "etcd")))),
+        Ok(Mode::Version) => Ok(print(io::stdout(), options::version())),
+        Ok(Mode::Check(place)) => inspect(inspect::check, &place),
+        Ok(Mode::Dump(place)) => inspect(inspect::dump, &place),
+        Ok(Mode::Import(path, etcd)) => import(&path, &etcd),
+        Ok(Mode::Export(path, etcd)) => export(&path, &etcd),
+        Ok(Mode::Leave(file, place)) => leave(&file, place),
         Err(error) => Err(Failure::new(EXIT_USAGE, error)),
     };
     let exit_code = done.unwrap_or_else(|failure| report(LogFormat::Text, &failure));

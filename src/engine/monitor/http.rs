@@ -28,20 +28,21 @@ pub struct Request<'h> {
 }
 
 /// The status of a response, and its body: a line for people who use a browser.
-pub type Answer = (&'static str, &'static str);
+pub type Response = (&'static str, &'static str);
 
 pub const OK: &str = "200 OK";
 pub const UNAVAILABLE: &str = "503 Service Unavailable";
 const METHOD_NOT_ALLOWED: &str = "405 Method Not Allowed";
-const BAD_REQUEST: Answer = ("400 Bad Request", "The request is not valid HTTP/1.0 or HTTP/1.1.\n");
-const HEAD_TOO_LARGE: Answer = (
+const BAD_REQUEST: Response =
+    ("400 Bad Request", "The request is not valid HTTP/1.0 or HTTP/1.1.\n");
+const HEAD_TOO_LARGE: Response = (
     "431 Request Header Fields Too Large",
     "The request head is longer than 4096 bytes or has more than 64 fields.\n",
 );
 
 /// Returns the request at the start of `bytes`, `None` while its head is incomplete, or the answer to an
 /// invalid request.
-pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Answer> {
+pub fn parse(bytes: &[u8]) -> Result<Option<Request<'_>>, Response> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut fields);
     match head.parse(&bytes[..bytes.len().min(HEAD_MAX)]) {

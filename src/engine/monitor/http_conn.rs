@@ -5,7 +5,7 @@
 //! complete request is evicted at once, and a connection with a response after 2 s.
 
 use super::html;
-use super::http::{self, Answer, HEAD_MAX, MediaType, OK, Request, TEXT_TYPE, UNAVAILABLE};
+use super::http::{self, HEAD_MAX, MediaType, OK, Request, Response, TEXT_TYPE, UNAVAILABLE};
 use super::measurements::{Measurements, Rates};
 use super::metrics::{MetricsPage, standby_metrics};
 use super::status_page::StatusPage;
@@ -108,7 +108,7 @@ const EVICTION_AGE: Nanos = Nanos::from_secs(2);
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 const NOT_FOUND: &str = "404 Not Found";
-const UNKNOWN_PATH: Answer =
+const UNKNOWN_PATH: Response =
     (NOT_FOUND, "The paths are /, /tube/NAME, /metrics, /healthz and /readyz.\n");
 
 impl<S: Stream> HttpConn<S> {
