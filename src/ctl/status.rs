@@ -180,7 +180,7 @@ pub fn top(ctl: &mut Ctl, args: &Flags) -> Result {
 /// `tubes`
 pub fn tubes(ctl: &mut Ctl, _: &Flags) -> Result {
     let names = look::tube_names(&mut ctl.conn)?;
-    let line = |name: String| ctl.either(Fields::of([("tube", json_string(&name))]), name);
+    let line = |name: String| ctl.either("tube", json_string(&name), name);
     print_with(|out| names.into_iter().try_for_each(|name| writeln!(out, "{}", line(name))))
 }
 

@@ -52,7 +52,7 @@ pub fn put(ctl: &mut Ctl, args: &Flags) -> Result {
     if !state.is_empty() {
         complain(format_args!("job {id} has this key already ({state})"));
     }
-    print(ctl.either(Fields::of([("id", id.into())]), id.into()))
+    print(ctl.either("id", id.into(), id.into()))
 }
 
 /// Returns the tag of a put with this word: a key, or a key, a colon and a number. The limit of `con` is at least

@@ -215,15 +215,14 @@ impl Ctl {
         if ["y", "Y", "yes"].contains(&answer.trim()) { Ok(()) } else { refuse("") }
     }
 
-    /// Returns one of both: the object with `--json`, and the line without.
-    pub fn either(&self, object: Fields, line: String) -> String {
-        if self.is_json { object.to_string() } else { line }
+    /// Returns an object with this value, which is JSON, with `--json`, and the line without.
+    pub fn either(&self, key: &str, value: String, line: String) -> String {
+        if self.is_json { Fields::of([(key, value)]).to_string() } else { line }
     }
 
     /// Prints what a dry run would do.
     pub fn would(&self, what: impl Display) -> Result {
-        let object = Fields::of([("would", json_string(&what.to_string()))]);
-        print(self.either(object, format!("would {what}")))
+        print(self.either("would", json_string(&what.to_string()), format!("would {what}")))
     }
 
     /// Begins the work on some number of jobs, 0 without progress. From now on, SIGINT stops it between two jobs.
@@ -255,7 +254,7 @@ impl Ctl {
         self.work.show("");
         let line = if self.is_dry_run { format!("would {}", self.verb) } else { self.done.into() };
         let done = self.work.done.to_string();
-        let text = self.either(Fields::of([(&*line, done.clone())]), format!("{line} {done}"));
+        let text = self.either(&line, done.clone(), format!("{line} {done}"));
         let printed = match self.done {
             word if word.is_empty() || self.work.total.is_none() => Ok(()),
             // Stdout has the jobs.
