@@ -83,8 +83,10 @@ pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Fai
     info!("the limit of open files is {limit}");
     let signals = Signals::take().map_err(Failure::of_system("block signals"))?;
     let user = options.user.as_deref().map(find_user).transpose()?;
+    // The sockets for clients. A Unix socket is bound later, once the binlog is locked: until then it is `None`.
     let early = if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
         check_sockets(etcd, options, !inherited.is_empty())?;
+        // They are closed at once, and bound again when this server leads.
         listen::open_early(&options.listen)?;
         Some(Vec::new())
     } else if inherited.is_empty() {
