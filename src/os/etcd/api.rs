@@ -12,8 +12,11 @@ use etcd_client::{
 use std::pin::Pin;
 use std::sync::Arc;
 
+/// The result of a request to etcd, or of work that needs some.
+pub type Result<T = (), E = EtcdError> = std::result::Result<T, E>;
+
 /// The answer that comes to a request.
-pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, EtcdError>> + Send>>;
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// A cluster of etcd nodes.
 pub trait Etcd: Send + Sync {

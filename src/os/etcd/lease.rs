@@ -4,7 +4,7 @@
 //! the last successful renewal was SENT, plus four fifths of the TTL that etcd has granted. The clock
 //! also runs while the machine is suspended. etcd can end a lease early, so the key is watched too.
 
-use super::api::{EtcdError, Kind, modified, outcome};
+use super::api::{EtcdError, Kind, Result, modified, outcome};
 use super::keys::{ChunkNumber, IMPORTING, Keys, format_value, parse_format, printable};
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
@@ -68,7 +68,7 @@ impl Member {
     // ---- Becoming the leader ----
 
     /// Returns the lease, and the file with it.
-    async fn try_to_lead(&mut self) -> Result<(LeaseGrantResponse, Option<File>), EtcdError> {
+    async fn try_to_lead(&mut self) -> Result<(LeaseGrantResponse, Option<File>)> {
         loop {
             let found = self.check().await?;
             if let Some(leader) = &found.leader {
@@ -104,7 +104,7 @@ impl Member {
     }
 
     /// Fails if etcd is too old, or the keys of the prefix are not those that this server needs.
-    pub async fn check(&mut self) -> Result<Found, EtcdError> {
+    pub async fn check(&mut self) -> Result<Found> {
         // All at one moment: another server may write its first keys.
         let keys = &self.keys;
         let two = GetOptions::new().with_prefix().with_limit(2).with_keys_only();
@@ -210,7 +210,7 @@ impl Member {
         lease: &LeaseGrantResponse,
         deadline: Nanos,
         found: &Found,
-    ) -> Result<Option<i64>, EtcdError> {
+    ) -> Result<Option<i64>> {
         let (leader, format) = (self.keys.leader(), self.keys.format());
         let value = self.name.clone().into_bytes();
         let options = PutOptions::new().with_lease(lease.id());
@@ -261,7 +261,7 @@ impl Member {
     /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
     /// it cannot read the key without them. The last chunk is there until a later one is, unless etcd was
     /// restored. Returns the newest revision.
-    async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64, EtcdError> {
+    async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
         let State { revision, last_chunk, .. } = *self.shared.state();
@@ -338,10 +338,7 @@ impl Member {
 }
 
 /// Asks again after each failure that may pass, as long as this server is a member, and logs them.
-pub async fn ask_as_member<T>(
-    shared: &Shared,
-    ask: impl AsyncFnMut() -> Result<T, EtcdError>,
-) -> Result<T, EtcdError> {
+pub async fn ask_as_member<T>(shared: &Shared, ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let mut logged_at = None;
     let is_member = |failure: &EtcdError| {
         let now = shared.now();

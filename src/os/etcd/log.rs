@@ -16,7 +16,7 @@
 //!   ascending order, up to those of the oldest file, so that a delayed twin finds none before its own. Their
 //!   numbers are never used again, because a newer chunk exists.
 
-use super::api::{EtcdError, Kind, exists, modified, outcome};
+use super::api::{EtcdError, Kind, Result, exists, modified, outcome};
 use super::disk::{Change, Files};
 use super::keys::{CHUNK_MAX, Chunk, ChunkNumber, File, last_value, parse_last, printable};
 use super::lease::{LEASE_ENDED, Member, ask_as_member, name_of};
@@ -85,7 +85,7 @@ impl Log {
     // ---- Reading ----
 
     /// Reads all files, although another server may lead.
-    pub async fn read_unled(&mut self) -> Result<(), EtcdError> {
+    pub async fn read_unled(&mut self) -> Result {
         let member = &mut self.member;
         ask_often(2 * member.nodes.count(), async || member.check().await).await?;
         match self.read(true).await {
@@ -102,7 +102,7 @@ impl Log {
     /// is there at the end were there when their page was read, and what was read of other files is dropped.
     /// This has an end, because a page has many chunks, and a server writes them one by one. Over a slow link a program
     /// that only reads gives up.
-    pub async fn read(&mut self, with_newest: bool) -> Result<(), EtcdError> {
+    pub async fn read(&mut self, with_newest: bool) -> Result {
         self.files.clear();
         let (keys, two) = (&self.member.keys, GetOptions::new().with_prefix().with_limit(2));
         // A chunk is long, and a server that stands by looks again and again.
@@ -156,7 +156,7 @@ impl Log {
     }
 
     /// Notes the files that are there now. A file ends where the next one began, also if that is removed since.
-    fn note_files(&mut self, pairs: &[KeyValue]) -> Result<(), EtcdError> {
+    fn note_files(&mut self, pairs: &[KeyValue]) -> Result {
         let before = std::mem::take(&mut self.files);
         let mut end = ChunkNumber::MAX;
         for pair in pairs.iter().rev() {
@@ -172,7 +172,7 @@ impl Log {
 
     /// Reads the chunks of all files before this one, but for those in the cache. Each page also has the files that
     /// are there at its moment.
-    async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks, EtcdError> {
+    async fn read_chunks(&mut self, end: ChunkNumber) -> Result<Chunks> {
         let (mut chunks, mut next) = (Chunks::new(), 0);
         // The most chunks in the next page, and about how many bytes they have.
         let (mut limit, mut expected) = (8, 8 * CHUNK_MAX);
@@ -267,7 +267,7 @@ impl Log {
     }
 
     /// Returns the number of a chunk, or 0.
-    fn number_in(&self, pair: Option<&KeyValue>) -> Result<ChunkNumber, EtcdError> {
+    fn number_in(&self, pair: Option<&KeyValue>) -> Result<ChunkNumber> {
         let Some(pair) = pair else { return Ok(0) };
         self.member.keys.parse_chunk(pair.key()).ok_or_else(|| unknown_key(pair))
     }
@@ -300,7 +300,7 @@ impl Log {
     async fn page<const READS: usize>(
         &mut self,
         mut reads: impl FnMut() -> [(String, GetOptions); READS],
-    ) -> Result<[Vec<KeyValue>; READS], EtcdError> {
+    ) -> Result<[Vec<KeyValue>; READS]> {
         let shared = Arc::clone(&self.member.shared);
         let nodes = &mut self.member.nodes;
         let tries = (2 * nodes.count()).max(LEAST_TRIES);
@@ -315,7 +315,7 @@ impl Log {
     // ---- Changing ----
 
     /// Makes all changes, in their order. Fails if the server does not lead any more, or cannot.
-    pub async fn store(&mut self, changes: Vec<Change>) -> Result<(), EtcdError> {
+    pub async fn store(&mut self, changes: Vec<Change>) -> Result {
         let shared = Arc::clone(&self.member.shared);
         for mut change in changes {
             // A server that has lost its lease makes no more changes.
@@ -325,7 +325,7 @@ impl Log {
     }
 
     /// Makes a change. After a failure the bytes that are not stored are left of it.
-    async fn change(&mut self, change: &mut Change) -> Result<(), EtcdError> {
+    async fn change(&mut self, change: &mut Change) -> Result {
         match change {
             Change::Append { file, offset, bytes } => {
                 while !bytes.is_empty() {
@@ -357,12 +357,7 @@ impl Log {
 
     /// Adds a chunk with the first ones of these bytes. Returns how many are stored. After a quick success the next
     /// chunk is longer.
-    async fn append(
-        &mut self,
-        number: FileNumber,
-        offset: u64,
-        bytes: &[u8],
-    ) -> Result<usize, EtcdError> {
+    async fn append(&mut self, number: FileNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
         // There are two copies: its value, and the request.
         while self.chunk_max > SHORTEST_CHUNK
             && headroom::ensure_free(Headroom::Half, 2 * bytes.len().min(self.chunk_max)).is_err()
@@ -421,7 +416,7 @@ impl Log {
         Ok(len)
     }
 
-    async fn remove(&mut self, number: FileNumber) -> Result<(), EtcdError> {
+    async fn remove(&mut self, number: FileNumber) -> Result {
         let Some(&file) = self.files.get(&number) else { return Ok(()) };
         let first = self.member.keys.chunk(file.first);
         let gone = TxnOp::delete(self.member.keys.file(number), None);
@@ -434,7 +429,7 @@ impl Log {
 
     /// Deletes some chunks of removed files, and notes which chunk is the last one, some time after it was added, so
     /// that its loss is noticed. Returns whether there may be more to delete.
-    pub async fn tidy(&mut self) -> Result<bool, EtcdError> {
+    pub async fn tidy(&mut self) -> Result<bool> {
         let (last, (noted, noted_at)) = (self.last_chunk(), self.noted);
         let is_due = self.member.shared.now().since(noted_at) >= NOTE_INTERVAL;
         // The last chunk stays, because the next one needs it.
@@ -458,7 +453,7 @@ impl Log {
 
     /// Copies the chunks of a file to other keys, many at once: replies wait meanwhile. One that is longer than chunks
     /// may be now comes in parts.
-    async fn copy_aside(&mut self, number: FileNumber) -> Result<(), EtcdError> {
+    async fn copy_aside(&mut self, number: FileNumber) -> Result {
         let Some(&File { first, end, .. }) = self.files.get(&number) else { return Ok(()) };
         let (mut next, mut copy) = (first, first);
         let most = self.chunk_max + Chunk::HEAD_LEN;
@@ -489,7 +484,7 @@ impl Log {
 
     /// Makes a transaction if this server leads. The conditions hold unless another program has changed
     /// the keys.
-    async fn transact(&mut self, when: Vec<Compare>, then: Vec<TxnOp>) -> Result<(), EtcdError> {
+    async fn transact(&mut self, when: Vec<Compare>, then: Vec<TxnOp>) -> Result {
         if self.is_made(when, then).await? {
             return Ok(());
         }
@@ -498,11 +493,7 @@ impl Log {
 
     /// Makes a transaction if this server leads, the last chunk is there and no later one, and the conditions
     /// hold. Returns whether they do.
-    async fn is_made(
-        &mut self,
-        mut when: Vec<Compare>,
-        then: Vec<TxnOp>,
-    ) -> Result<bool, EtcdError> {
+    async fn is_made(&mut self, mut when: Vec<Compare>, then: Vec<TxnOp>) -> Result<bool> {
         // After a restore of etcd another leader may have the same revision, but no other one has this lease. This
         // one may have it still, and the last chunk be lost.
         let State { lease, last_chunk, .. } = *self.member.shared.state();

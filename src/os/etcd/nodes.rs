@@ -3,7 +3,7 @@
 //! A request that failed may nevertheless have been carried out, or be carried out later. So the
 //! caller must be able to send it again.
 
-use super::api::{Answer, Etcd, EtcdError, Kind, Node, PASSWORD, USER, outcome};
+use super::api::{Answer, Etcd, EtcdError, Kind, Node, PASSWORD, Result, USER, outcome};
 use super::client::{Login, read_tls};
 use crate::os::membership::EtcdOptions;
 use etcd_client::{ConnectOptions, GetOptions, KeyValue, ResponseHeader, Txn, TxnOp};
@@ -114,7 +114,7 @@ impl Nodes {
     }
 
     /// Ends a lease. Asks the node first that has answered last, to whichever clone.
-    pub async fn revoke(&mut self, lease: i64) -> Result<(), EtcdError> {
+    pub async fn revoke(&mut self, lease: i64) -> Result {
         self.node = None;
         self.current = self.answering.load(Ordering::Relaxed);
         ask_often(2 * self.count(), async || self.ask(|node| node.revoke(lease)).await).await
@@ -125,7 +125,7 @@ impl Nodes {
     pub async fn page<const READS: usize>(
         &mut self,
         reads: &[(String, GetOptions); READS],
-    ) -> Result<[Vec<KeyValue>; READS], EtcdError> {
+    ) -> Result<[Vec<KeyValue>; READS]> {
         let (key, options) = reads[0].clone();
         self.read(self.timeout, &[(key, options.with_limit(1).with_keys_only())]).await?;
         Ok(self.read(self.timeout.max(PAGE_TIMEOUT), reads).await?.0)
@@ -136,7 +136,7 @@ impl Nodes {
         &mut self,
         most: Duration,
         reads: &[(String, GetOptions); READS],
-    ) -> Result<([Vec<KeyValue>; READS], i64), EtcdError> {
+    ) -> Result<([Vec<KeyValue>; READS], i64)> {
         let reads = reads.iter().cloned().map(|(key, options)| TxnOp::get(key, Some(options)));
         let txn = Txn::new().and_then(reads.collect::<Vec<_>>());
         let answer = self.ask_within(most, |node| node.txn(txn)).await?;
@@ -145,17 +145,14 @@ impl Nodes {
     }
 
     /// Sends a request, for which there is the time of a short one.
-    pub async fn ask<T>(
-        &mut self,
-        request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, EtcdError> {
+    pub async fn ask<T>(&mut self, request: impl FnOnce(&dyn Node) -> Answer<T>) -> Result<T> {
         self.ask_within(self.timeout, request).await
     }
 
     /// Connects to the current node. Requests to nodes of two clusters would find two leaders. So a node is refused
     /// that has another cluster than before, as after a start with a wrong list of members, unless most nodes have it:
     /// then etcd was restored. The first node is refused if another cluster has as many of the nodes that answer.
-    async fn connect(&self) -> Result<Arc<dyn Node>, EtcdError> {
+    async fn connect(&self) -> Result<Arc<dyn Node>> {
         let (node, cluster) = self.connect_to(self.current).await?;
         let known = self.cluster.load(Ordering::Relaxed);
         if known != cluster && !self.may_join(cluster, known == 0).await {
@@ -187,7 +184,7 @@ impl Nodes {
     }
 
     /// Connects to a node. Also returns the id of its cluster.
-    async fn connect_to(&self, index: usize) -> Result<(Arc<dyn Node>, u64), EtcdError> {
+    async fn connect_to(&self, index: usize) -> Result<(Arc<dyn Node>, u64)> {
         let connected = self.etcd.connect(&self.addresses[index]);
         let node = within(self.connect_timeout, connected).await?;
         let status = within(self.timeout, node.status()).await?;
@@ -199,7 +196,7 @@ impl Nodes {
         &mut self,
         most: Duration,
         request: impl FnOnce(&dyn Node) -> Answer<T>,
-    ) -> Result<T, EtcdError> {
+    ) -> Result<T> {
         let answer = async {
             if self.node.is_none() {
                 self.node = Some(self.connect().await?);
@@ -237,9 +234,9 @@ impl Nodes {
 
 /// Asks again after each failure that may pass, while the caller `may_go_on`. No other function asks again.
 pub async fn ask_again<T>(
-    mut ask: impl AsyncFnMut() -> Result<T, EtcdError>,
+    mut ask: impl AsyncFnMut() -> Result<T>,
     mut may_go_on: impl FnMut(&EtcdError) -> bool,
-) -> Result<T, EtcdError> {
+) -> Result<T> {
     loop {
         match ask().await {
             Err(failure) if failure.may_pass() && may_go_on(&failure) => sleep(RETRY_PAUSE).await,
@@ -249,10 +246,7 @@ pub async fn ask_again<T>(
 }
 
 /// Asks again until `tries` have failed: no lease ends them before.
-pub async fn ask_often<T>(
-    mut tries: usize,
-    ask: impl AsyncFnMut() -> Result<T, EtcdError>,
-) -> Result<T, EtcdError> {
+pub async fn ask_often<T>(mut tries: usize, ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let may_go_on = |_: &EtcdError| {
         tries -= 1;
         tries > 0
@@ -260,7 +254,7 @@ pub async fn ask_often<T>(
     ask_again(ask, may_go_on).await
 }
 
-async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T, EtcdError> {
+async fn within<T>(most: Duration, answer: Answer<T>) -> Result<T> {
     let late = |_| EtcdError { kind: Kind::Passing, text: format!("no answer in {most:?}") };
     timeout(most, answer).await.map_err(late)?
 }

@@ -1,6 +1,6 @@
 //! The state that the thread of etcd and the event loop share. No one waits for the other.
 
-use super::api::EtcdError;
+use super::api::{EtcdError, Result};
 use super::keys::ChunkNumber;
 use crate::engine::collections::histogram::Histogram;
 use crate::engine::time::Nanos;
@@ -107,13 +107,13 @@ impl Shared {
     }
 
     /// Returns the part of this server in the cluster.
-    pub fn standing(&self) -> Result<Standing, EtcdError> {
+    pub fn standing(&self) -> Result<Standing> {
         let state = self.state();
         state.failure.clone().map_or_else(|| Ok(state.standing.clone()), Err)
     }
 
     /// Changes or ends the part of this server. The first failure stays.
-    pub fn set_standing(&self, standing: Result<Standing, EtcdError>) {
+    pub fn set_standing(&self, standing: Result<Standing>) {
         self.change(|state| match standing {
             Ok(standing) => state.standing = standing,
             Err(failure) => drop(state.failure.get_or_insert(failure)),
@@ -127,7 +127,7 @@ impl Shared {
     }
 
     /// Fails if no reply may leave, and then none may ever.
-    pub fn check(&self) -> Result<(), EtcdError> {
+    pub fn check(&self) -> Result {
         if self.lease_left() == Nanos::ZERO {
             self.set_standing(Err(EtcdError::lost("the lease was not renewed in time")));
         }
