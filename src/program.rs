@@ -7,7 +7,7 @@ use crate::engine::binlog::inspect;
 use crate::logging;
 use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Mode, Options};
 use crate::os::disk::{Directory, MOVING};
-use crate::os::failure::{EXIT_REFUSED, Failure};
+use crate::os::failure::{EXIT_REFUSED, Failure, Result};
 use crate::os::init::Machine;
 use crate::os::membership::{Duty, Membership, Standing, left_lease, puts_end};
 use crate::os::sys::machine;
@@ -97,7 +97,7 @@ fn failed<E: Display>(place: impl Display, exit_code: u8) -> impl FnOnce(E) -> F
 type Inspect = fn(&mut dyn Disk, &mut dyn Write) -> Result<bool, BinlogError>;
 
 /// Fails if the binlog is damaged.
-fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
+fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode> {
     // It serves the disk for as long as it lives.
     let membership;
     let (name, mut disk, exit_code): (String, Box<dyn Disk>, u8) = match place {
@@ -125,7 +125,7 @@ fn inspect(inspect: Inspect, place: &BinlogPlace) -> Result<ExitCode, Failure> {
 }
 
 /// Copies the binlog in a directory, which no server uses, to etcd.
-fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
+fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode> {
     logging::start(LevelFilter::Warn, LogFormat::Text);
     let mut directory = Directory::lock(path)?;
     let cannot_copy = cannot_copy(path.display(), &etcd.url);
@@ -175,7 +175,7 @@ fn import(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
 
 /// Copies the binlog in etcd, as it is now, to an empty directory. No server takes a part of the copy for the whole:
 /// its files are in a directory of their own until the end.
-fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode, Failure> {
+fn export(path: &Path, etcd: &EtcdOptions) -> Result<ExitCode> {
     let mut directory = Directory::lock(path)?;
     let membership = Membership::join(etcd, Duty::Read)?;
     let mut disk = membership.disk();
@@ -227,7 +227,7 @@ fn report_copy(files: &[(FileNumber, u64)], to: impl Display) -> ExitCode {
 
 /// Ends the lease of a server that was killed. There is nothing to do for one that runs, or that had no
 /// lease.
-fn leave(file: &Path, place: Option<BinlogPlace>) -> Result<ExitCode, Failure> {
+fn leave(file: &Path, place: Option<BinlogPlace>) -> Result<ExitCode> {
     if let (Some(lease), Some(BinlogPlace::Etcd(etcd))) = (left_lease(file), place) {
         Membership::leave(&etcd, lease)?;
     }

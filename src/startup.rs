@@ -25,7 +25,7 @@ use crate::engine::time::Nanos;
 use crate::options::{self, BinlogPlace, EtcdOptions, Options};
 use crate::os::disk::Directory;
 use crate::os::event_loop::EventLoop;
-use crate::os::failure::{EXIT_DISK, EXIT_REFUSED, EXIT_SYSTEM, Failure, remedy};
+use crate::os::failure::{EXIT_DISK, EXIT_REFUSED, EXIT_SYSTEM, Failure, Result, remedy};
 use crate::os::init::Machine;
 use crate::os::listen::{self, Address, Port};
 use crate::os::membership::{Duty, Membership, Standing};
@@ -64,7 +64,7 @@ const DESCRIPTORS_FOR_ETCD: usize = 16;
 
 /// Starts the server, and serves until a signal stops it, which is returned. `machine` is set up too, if this
 /// is its first process.
-pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop, Failure> {
+pub fn run(options: &Options, machine: Option<&mut Machine>) -> Result<Stop> {
     for warning in &options.warnings {
         warn!("{warning}");
     }
@@ -135,7 +135,7 @@ fn serve(
     mut listeners: Vec<Socket>,
     directory: Option<Directory>,
     user: Option<Identity>,
-) -> Result<Stop, Failure> {
+) -> Result<Stop> {
     let mut server = Server::new(options.settings, Limits::DEFAULT, facts, poller.now);
     let mut membership = None;
     if let Some(BinlogPlace::Etcd(etcd)) = &options.binlog {
@@ -179,7 +179,7 @@ fn serve(
 
 /// Waits until this server leads. Meanwhile it answers health checks, and notifies the service manager. Returns
 /// the signal that has ended that.
-fn wait_to_lead(poller: &mut Poller, membership: &Membership) -> Result<Option<Stop>, Failure> {
+fn wait_to_lead(poller: &mut Poller, membership: &Membership) -> Result<Option<Stop>> {
     // A signal may have arrived before.
     let mut due = Nanos::ZERO;
     loop {
@@ -206,7 +206,7 @@ fn recover(
     place: &dyn Display,
     disk: Box<dyn Disk>,
     syncing: Syncing,
-) -> Result<(), Failure> {
+) -> Result {
     let failed = |error| failure_of_replay(place, &error);
     let begun_at = poller.read_clock();
     let mut replay = server.store.queue.begin_replay(disk, syncing).map_err(failed)?;
@@ -228,7 +228,7 @@ fn recover(
 
 /// Returns how many clients and how many HTTP connections there can be at once: what others need is not given to them.
 /// Fails if the limit of open files is too low for the flags: the server would not answer.
-fn share_descriptors(options: &Options, limit: usize) -> Result<(usize, usize), Failure> {
+fn share_descriptors(options: &Options, limit: usize) -> Result<(usize, usize)> {
     let max_http = (limit / 16).clamp(LEAST_HTTP_CONNECTIONS, MAX_HTTP_CONNECTIONS);
     let binlog = match &options.binlog {
         Some(BinlogPlace::Directory(_)) => {
@@ -253,11 +253,7 @@ fn share_descriptors(options: &Options, limit: usize) -> Result<(usize, usize), 
 
 /// Refuses what cannot be done with a binlog in etcd, because the sockets are bound when this server
 /// leads.
-fn check_sockets(
-    etcd: &EtcdOptions,
-    options: &Options,
-    has_inherited: bool,
-) -> Result<(), Failure> {
+fn check_sockets(etcd: &EtcdOptions, options: &Options, has_inherited: bool) -> Result {
     let is_low = matches!(options.listen, Address::Tcp { port: Port::Number(1..1024), .. });
     let why = if has_inherited {
         "socket activation lets clients connect to a server that stands by"
@@ -293,7 +289,7 @@ fn log_listeners(what: &str, listeners: &[Socket]) {
     }
 }
 
-fn find_user(name: &str) -> Result<Identity, Failure> {
+fn find_user(name: &str) -> Result<Identity> {
     match resolve::user(name) {
         Ok(Some(identity)) => Ok(identity),
         Ok(None) => Err(Failure::new(
@@ -312,7 +308,7 @@ fn cannot_become(name: &str) -> impl Fn(io::Error) -> Failure + '_ {
 }
 
 /// Locks the directory of the binlog, with a lock file that belongs to `user`.
-fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory, Failure> {
+fn lock(path: &Path, options: &Options, user: Option<Identity>) -> Result<Directory> {
     match (&options.user, user) {
         (Some(name), Some(identity)) => {
             user::as_user(identity, || Directory::lock(path)).map_err(cannot_become(name))?

@@ -30,7 +30,7 @@ mod transfer;
 mod work;
 
 use crate::flags::Flags;
-use crate::os::failure::Failure;
+use crate::os::failure::{Failure, Result};
 use crate::os::sys::signals::exit_on_interrupt;
 use args::usage_error;
 use conn::Conn;
@@ -48,9 +48,6 @@ const EXIT_USAGE: u8 = 2;
 
 /// The exit code of `check` if it does not know the state.
 const EXIT_UNKNOWN: u8 = 3;
-
-/// What fails in this tool, unless it is only the command line.
-type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
 /// Runs a command.
 type Run = fn(&mut Ctl, &Flags) -> Result;

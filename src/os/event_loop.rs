@@ -18,7 +18,7 @@
 //! The loop knows no command and no rule.
 
 use super::acceptor::Acceptor;
-use super::failure::{EXIT_DISK, Failure};
+use super::failure::{EXIT_DISK, Failure, Result};
 use super::membership::{EXIT_LOST, Membership};
 use super::notify::Status;
 use super::poller::{LISTENERS, Poller, cannot_wait};
@@ -78,7 +78,7 @@ impl EventLoop {
     }
 
     /// Serves until a signal stops the server. Returns that signal.
-    pub fn run(mut self) -> Result<Stop, Failure> {
+    pub fn run(mut self) -> Result<Stop> {
         loop {
             self.monitor();
             let due = self.wait().map_err(cannot_wait)?;
@@ -115,7 +115,7 @@ impl EventLoop {
 
     /// Waits until the cluster has acknowledged all changes, and sends the replies that have waited.
     /// No command runs any more.
-    fn send_last_replies(&mut self) -> Result<(), Failure> {
+    fn send_last_replies(&mut self) -> Result {
         if self.membership.is_none() {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl EventLoop {
     }
 
     /// Sends replies while this server leads its cluster, if it has one.
-    fn send(&mut self) -> Result<(), Failure> {
+    fn send(&mut self) -> Result {
         let EventLoop { server, membership, .. } = self;
         let check = || membership.as_ref().map_or(Ok(()), Membership::check);
         server.send(|| check().is_ok());

@@ -11,6 +11,9 @@ pub struct Failure {
     pub message: String,
 }
 
+/// The result of what ends the program if it fails.
+pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
 /// The exit code when the system refuses what the server needs, such as space on its disk or open files.
 pub const EXIT_SYSTEM: u8 = 1;
 

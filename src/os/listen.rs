@@ -1,7 +1,7 @@
 //! Listening sockets: TCP, Unix, and those inherited from a service manager. Accepting a connection gives
 //! a socket that does not block.
 
-use super::failure::{Failure, remedy};
+use super::failure::{Failure, Result, remedy};
 use super::resolve;
 use super::sys::user::{self, Identity};
 use super::sys::{files, sockets};
@@ -47,7 +47,7 @@ pub enum Port {
 const BACKLOG: i32 = 4096;
 
 /// Opens all sockets for `address`. A Unix socket with a mode belongs to `user`, if there is one.
-pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Failure> {
+pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>> {
     match address {
         Address::Tcp { host, port } => {
             port.number().and_then(|port| open_tcp(host.as_deref(), port))
@@ -59,7 +59,7 @@ pub fn open(address: &Address, user: Option<Identity>) -> Result<Vec<Socket>, Fa
 
 /// Opens sockets without taking anything from another server. Returns `None` for a Unix socket, which is
 /// opened once the binlog is locked.
-pub fn open_early(address: &Address) -> Result<Option<Vec<Socket>>, Failure> {
+pub fn open_early(address: &Address) -> Result<Option<Vec<Socket>>> {
     match address {
         Address::Unix { path, .. } => {
             has_stale_socket(path).map(|_| None).map_err(Failure::of_listening)
@@ -221,7 +221,7 @@ fn change_owner(path: &Path, to: Identity) -> io::Result<()> {
 
 /// Returns the sockets from a service manager. Each must be a listening stream socket, TCP or Unix. The caller
 /// calls it once, before the process opens any descriptor.
-pub fn inherited() -> Result<Vec<Socket>, Failure> {
+pub fn inherited() -> Result<Vec<Socket>> {
     let adopt = |descriptor: OwnedFd| {
         let number = descriptor.as_raw_fd();
         adopt(Socket::from(descriptor))

@@ -4,7 +4,7 @@
 //! It exists before the binlog is read, so that a server that starts or stands by can be stopped, answers
 //! HTTP requests and reports to the service manager.
 
-use super::failure::{EXIT_SYSTEM, Failure};
+use super::failure::{EXIT_SYSTEM, Failure, Result};
 use super::metrics_server::MetricsServer;
 use super::notify::Notifier;
 use super::sys::clock::Clock;
@@ -141,7 +141,7 @@ impl Poller {
 
     /// Waits until `due` for events, and answers HTTP requests of a server that serves no clients yet. Returns
     /// whether its start continues: no signal has stopped it.
-    pub fn go_on_starting(&mut self, due: Nanos, state: ServerState<'_>) -> Result<bool, Failure> {
+    pub fn go_on_starting(&mut self, due: Nanos, state: ServerState<'_>) -> Result<bool> {
         let timeout = self.timeout(due);
         self.wait(timeout, |_| {}).map_err(cannot_wait)?;
         if let Some(metrics) = &mut self.metrics {

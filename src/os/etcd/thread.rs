@@ -11,7 +11,7 @@ use super::log::Log;
 use super::nodes::Nodes;
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
-use crate::os::failure::{EXIT_REFUSED, Failure};
+use crate::os::failure::{EXIT_REFUSED, Failure, Result};
 use crate::os::membership::{Duty, EXIT_LOST, EtcdOptions, Standing};
 use crate::os::sys::{clock::monotonic, machine};
 use mio::Waker;
@@ -46,7 +46,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Membership {
     /// Joins the servers with this URL.
-    pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership, Failure> {
+    pub fn join(etcd: &EtcdOptions, duty: Duty) -> Result<Membership> {
         let [hostname, ..] = machine::uname();
         let shared = Arc::new(Shared::new(monotonic, etcd.quota));
         let member = Member {
@@ -72,7 +72,7 @@ impl Membership {
 
     /// Ends the lease of a process that was killed, so that the next server leads at once. One that has
     /// ended already is as good.
-    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result<(), Failure> {
+    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result {
         let mut nodes = Nodes::new(etcd).map_err(cannot_start(etcd))?;
         let runtime = runtime().map_err(cannot_start(etcd))?;
         match runtime.block_on(nodes.revoke(lease)) {
@@ -88,12 +88,12 @@ impl Membership {
     }
 
     /// Returns the part of this server in the cluster. A leader has read the log.
-    pub fn standing(&self) -> Result<Standing, Failure> {
+    pub fn standing(&self) -> Result<Standing> {
         self.shared.standing().map_err(|failure| failure.of_server(&self.etcd))
     }
 
     /// Fails if no reply may leave any more.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result {
         self.shared.check().map_err(|failure| failure.of_server(&self.etcd))
     }
 
