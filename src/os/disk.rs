@@ -167,30 +167,27 @@ impl Directory {
     /// is read-only.
     fn file(&mut self, number: FileNumber, is_written: bool) -> io::Result<&Arc<File>> {
         let is_usable = |it: &OpenFile| it.number == number && (it.is_written || !is_written);
-        let index = match self.files.iter().rposition(is_usable) {
-            Some(index) => index,
-            None => {
-                if !is_written {
-                    self.make_room_for_read()?;
-                }
-                let file = self.open(number, OpenOptions::new().read(true).write(is_written))?;
-                self.files.push(OpenFile { number, file: Arc::new(file), is_written });
-                self.files.len() - 1
+        if !self.files.last().is_some_and(is_usable) {
+            match self.files.iter().rposition(is_usable) {
+                Some(index) => self.files[index..].rotate_left(1),
+                None => self.open_one(number, is_written)?,
             }
-        };
-        self.files[index..].rotate_left(1);
+        }
         Ok(&self.files.last().expect("it was just added, or found").file)
     }
 
-    /// Makes sure that one more file can be open for reading. Reads that wait keep their files open.
-    fn make_room_for_read(&mut self) -> io::Result<()> {
+    /// Opens a file. Reads that wait keep their files open.
+    #[cold]
+    fn open_one(&mut self, number: FileNumber, is_written: bool) -> io::Result<()> {
         let most = if self.reads.is_some() { MAX_READ } else { 1 };
-        if self.files.iter().filter(|it| !it.is_written).count() == most {
+        if !is_written && self.files.iter().filter(|it| !it.is_written).count() == most {
             let is_idle = |it: &OpenFile| !it.is_written && Arc::strong_count(&it.file) == 1;
             let idle = self.files.iter().position(is_idle);
             let too_many = || io::Error::new(ErrorKind::StorageFull, "too many open files");
             self.files.remove(idle.ok_or_else(too_many)?);
         }
+        let file = self.open(number, OpenOptions::new().read(true).write(is_written))?;
+        self.files.push(OpenFile { number, file: Arc::new(file), is_written });
         Ok(())
     }
 }

@@ -106,9 +106,9 @@ impl Binlog {
     }
 
     /// Returns when the next idle step is due.
-    pub(super) fn compaction_due(&self) -> Option<Nanos> {
+    pub(super) fn compaction_due(&self) -> Nanos {
         let is_due = self.is_compaction_wanted() && self.can_move();
-        is_due.then_some(self.compaction.idle_step_at)
+        if is_due { self.compaction.idle_step_at } else { Nanos::NEVER }
     }
 
     /// Begins an iteration: [`Binlog::next_to_move`] may return a job then.
@@ -224,10 +224,11 @@ impl Binlog {
 
     /// Returns when [`Binlog::rewind`] is due. There must have been no job for a while, or the next
     /// job would need again what was freed.
-    pub(super) fn drained_due(&self) -> Option<Nanos> {
+    pub(super) fn drained_due(&self) -> Nanos {
         let is_empty = self.files.job_count() == 0;
         let is_drained = is_empty && (self.files.prepared().len() > 0 || self.is_worn());
-        is_drained.then(|| self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE))
+        let due = self.sync.retry_at.max(self.recorded_at + DRAINED_PAUSE);
+        if is_drained { due } else { Nanos::NEVER }
     }
 
     /// Frees the space of all files but one, which is nearly empty. There must be no job.

@@ -275,8 +275,8 @@ impl Binlog {
 
     /// Returns when [`Binlog::tick`] or [`Binlog::commit`] has something to do.
     pub fn next_due(&self) -> Nanos {
-        let due = [self.compaction_due(), self.sync_due(), self.removal_due(), self.drained_due()];
-        due.into_iter().flatten().min().unwrap_or(Nanos::NEVER)
+        let disk = self.sync_due().min(self.removal_due());
+        disk.min(self.compaction_due()).min(self.drained_due())
     }
 
     /// Writes the records of the iteration, and syncs them if a sync is due: see [`Syncing`]. The replies
@@ -286,7 +286,7 @@ impl Binlog {
         self.status()?;
         self.now = self.now.max(now);
         self.space.refusal.iter_mut().for_each(|refusal| refusal.is_new = false);
-        if self.drained_due().is_some_and(|due| due <= now) {
+        if self.drained_due() <= now {
             self.rewind();
         }
         self.write_batch();
@@ -295,11 +295,11 @@ impl Binlog {
         self.files.count_free(self.sync.begun);
         // It waits until the space of earlier files is freed, unless the disk is full. Beyond the bound the commit
         // waits for the sync, so that files cannot be written faster than they are removed.
-        if self.is_full() || !self.sync.is_truncating {
+        if self.files.sums.free > 0 && (self.is_full() || !self.sync.is_truncating) {
             self.remove_some(self.is_within_bound());
         }
         self.remove_excess();
-        self.sync.is_truncating = self.disk.truncate_step();
+        self.sync.is_truncating = self.sync.is_truncating && self.disk.truncate_step();
         self.disk.note_deletes(self.files.delete_records() * SHORT);
         self.sync_if_due();
         self.status()

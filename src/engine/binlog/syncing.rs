@@ -194,28 +194,26 @@ impl Binlog {
             && self.sync.unsynced_bytes + self.batch.len() >= self.limits.congested_bytes
     }
 
-    /// Returns when the next sync is due, or `None` if there is nothing to sync, or if there is a background
-    /// sync.
-    pub(super) fn sync_due(&self) -> Option<Nanos> {
-        let SyncState { unsynced_since, has_new_names, .. } = self.sync;
-        if self.sync.is_in_background() {
-            return None;
-        }
+    /// Returns when the next sync is due: never if there is nothing to sync, or if there is a background sync.
+    pub(super) fn sync_due(&self) -> Nanos {
+        let since = self.sync.unsynced_since.unwrap_or(Nanos::NEVER);
         match self.syncing {
-            Syncing::EachIteration => unsynced_since,
+            Syncing::Never => Nanos::NEVER,
+            _ if self.sync.is_in_background() => Nanos::NEVER,
+            Syncing::EachIteration => since,
             Syncing::Within(span) => {
                 let quarter = Nanos::from_nanos(span.as_nanos() / 4);
-                Some(unsynced_since? + span.since(quarter.min(SYNC_MARGIN)))
+                since + span.since(quarter.min(SYNC_MARGIN))
             }
-            Syncing::Never => None,
-            Syncing::Remote(_) => unsynced_since.or(has_new_names.then_some(self.now)),
+            Syncing::Remote(_) if self.sync.has_new_names => self.now,
+            Syncing::Remote(_) => since,
         }
     }
 
     /// Notes the end of a background sync, and begins the next one if that is due.
     pub fn sync_if_due(&mut self) {
         self.end_sync(false);
-        if self.sync_due().is_some_and(|due| due <= self.now) {
+        if self.sync_due() <= self.now {
             self.begin_sync(true);
         }
     }
@@ -295,13 +293,13 @@ impl Binlog {
 
     /// Returns when the next commit has something to remove or to free. During a background sync only what was
     /// synced before can be removed.
-    pub(super) fn removal_due(&self) -> Option<Nanos> {
+    pub(super) fn removal_due(&self) -> Nanos {
         if self.sync.is_truncating {
-            return Some(self.now);
+            return self.now;
         }
-        let first = self.files.first_free()?;
-        let is_removable = self.may_remove(first) || !self.sync.is_in_background();
-        is_removable.then_some(self.sync.retry_at)
+        let is_removable = |first| self.may_remove(first) || !self.sync.is_in_background();
+        let is_due = self.files.first_free().is_some_and(is_removable);
+        if is_due { self.sync.retry_at } else { Nanos::NEVER }
     }
 
     /// Returns the file that can be removed now, perhaps after a sync.
@@ -358,6 +356,7 @@ impl Binlog {
         }
         debug!("binlog.{number}: removed");
         self.sync.has_new_names = true;
+        self.sync.is_truncating = true;
         self.space.refusal = None;
         self.files.remove_file(index);
         // The next one waits until this removal is synced.

@@ -25,7 +25,7 @@ impl Binlog {
         } else {
             self.write_batch();
             self.use_bytes(body.len());
-            self.write_end(body);
+            self.write_end(Some(body));
         }
         // The record of the flush has deleted the job, so its delete is not synced by itself.
         if !matches!(content, Content::Job(job) if job.mark.is_flushed()) || self.disk.is_remote() {
@@ -91,21 +91,20 @@ impl Binlog {
     /// Writes the batch.
     pub(super) fn write_batch(&mut self) {
         if !self.batch.is_empty() {
-            let mut batch = std::mem::take(&mut self.batch);
-            self.write_end(&batch);
-            batch.clear();
-            self.batch = batch;
+            self.write_end(None);
+            self.batch.clear();
         }
     }
 
-    /// Writes `bytes`, which are already counted as the last used ones of the current file.
-    fn write_end(&mut self, bytes: &[u8]) {
+    /// Writes a long body or else the batch, which is already counted as the last used bytes of the current file.
+    fn write_end(&mut self, long_body: Option<&[u8]>) {
         let File { number, used, .. } = *self.files.current();
+        let bytes = long_body.unwrap_or(&self.batch);
         let offset = used.checked_sub(bytes.len() as u64).expect("the bytes count as used");
         if !self.has_failed() {
+            self.sync.unsynced_bytes += bytes.len();
             let written = self.disk.write(number, offset, bytes);
             self.keep_error(written, || format!("cannot write binlog.{number}"));
-            self.sync.unsynced_bytes += bytes.len();
         }
     }
 

@@ -361,7 +361,9 @@ impl<S> Server<S> {
     pub fn commit(&mut self, now: Nanos) -> Result<(), BinlogError> {
         if let Some(binlog) = &mut self.store.queue.binlog {
             binlog.commit(now)?;
-            self.note_progress();
+            if binlog.holds_replies() {
+                self.note_progress();
+            }
         }
         Ok(())
     }
