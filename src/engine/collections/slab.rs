@@ -98,8 +98,12 @@ impl<K: Key, T> PagedSlab<K, T> {
     }
 
     /// Ensures that [`PagedSlab::try_insert`] under `key` succeeds.
+    #[inline(always)]
     pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
         let (page, _) = Self::position(key);
+        if self.slots.is_mapped(page) {
+            return Ok(());
+        }
         let map = |page: &mut Vec<Option<T>>| page.try_reserve_exact(Self::PAGE_LEN);
         self.slots.try_map_page(page, &mut self.pages, map)
     }
@@ -278,16 +282,14 @@ impl Slots {
         self.try_map_page(number, pages, map)
     }
 
-    /// Maps a page, unless it has memory.
+    /// Maps a page, which has no memory.
+    #[cold]
     fn try_map_page<P: Default>(
         &mut self,
         number: usize,
         pages: &mut Vec<P>,
         map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
     ) -> Result<(), TryReserveError> {
-        if self.is_mapped(number) {
-            return Ok(());
-        }
         headroom::leave(Headroom::Quarter, || {
             while self.vacant.len() <= number {
                 pages.try_reserve(1)?;
