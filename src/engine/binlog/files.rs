@@ -461,6 +461,7 @@ impl Files {
         file.reaches = file.reaches.min(older);
     }
 
+    #[inline(always)]
     fn attach(&mut self, job: JobKey) {
         let entry = &self.entries[job];
         let (number, len) = (entry.file(), entry.live_bytes());
@@ -473,6 +474,7 @@ impl Files {
         self.live_bytes += len;
     }
 
+    #[inline(always)]
     fn detach(&mut self, job: JobKey) {
         let entry = &self.entries[job];
         let (number, len) = (entry.file(), entry.live_bytes());

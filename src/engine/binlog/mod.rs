@@ -89,7 +89,7 @@ pub struct Binlog {
     last_id: u64,
     /// The moment at which the present iteration began.
     now: Nanos,
-    /// The moment of the last record of a job.
+    /// The moment of the last record.
     recorded_at: Nanos,
     /// The numbers of records of jobs that were made since the start, and of those that moved a job to a newer
     /// file. Other modules only read them.
@@ -162,16 +162,15 @@ impl Binlog {
     pub fn put(&mut self, job: JobKey, records: &FullRecords<'_>) {
         self.last_id = self.last_id.max(records.fields.id);
         let keeps_key = records.unique.is_some_and(|unique| unique.ttl_secs > 0);
-        let (place, len) = self.next_place(records);
+        let (place, len) = self.append_full(records);
         self.files.add(job, place, len, keeps_key);
-        self.append_full(records);
         self.charge_put(len);
     }
 
     /// Appends a short record of a job, after [`Binlog::reserve_update`].
     pub fn update(&mut self, key: JobKey, fields: &Fields) {
         self.files.supersede(key);
-        self.append(&Content::Job(*fields), "", &[]);
+        self.append_job(fields, "", &[]);
         self.charge(SHORT);
     }
 
@@ -191,7 +190,12 @@ impl Binlog {
         if has_room {
             // It may be in another file than the key.
             self.files.supersede_file(older);
-            self.append(&Content::Job(*fields), "", &[]);
+            let unsynced_since = self.sync.unsynced_since;
+            self.append_job(fields, "", &[]);
+            if is_flushed && !self.disk.is_remote() {
+                // The record of the flush has deleted the job, so its delete is not synced by itself.
+                self.sync.unsynced_since = unsynced_since;
+            }
         }
         if kept.is_none() {
             self.files.remove(job);
@@ -202,7 +206,7 @@ impl Binlog {
     }
 
     fn append_kept(&mut self, job: JobKey, key: &KeyRecord) {
-        self.append(&Content::Key(*key), "", &[]);
+        self.append(&Content::Key(*key), "");
         self.files.keep(job);
     }
 
@@ -217,7 +221,7 @@ impl Binlog {
     pub fn flush(&mut self, tube: &str, kind: FlushKind, decided_at: Nanos) -> Result<(), NoSpace> {
         self.reserve_from_headroom(record::full_len(tube, 0) as u64)?;
         self.files.supersede_file(0);
-        self.append(&Content::Flush(Decision { kind, decided_at }), tube, &[]);
+        self.append(&Content::Flush(Decision { kind, decided_at }), tube);
         Ok(())
     }
 
@@ -236,9 +240,8 @@ impl Binlog {
 
     /// Appends new records of a job that is to be moved. Returns their length in bytes.
     pub fn move_to_current(&mut self, key: JobKey, records: &FullRecords<'_>) -> usize {
-        let (place, len) = self.next_place(records);
+        let (place, len) = self.append_full(records);
         self.files.move_to(key, place, len);
-        self.append_full(records);
         self.records_migrated += 1;
         self.note_moved(len)
     }
@@ -249,20 +252,16 @@ impl Binlog {
         self.note_moved(SHORT)
     }
 
-    /// Returns the file and the offset of a full record that is the next one, with the record of its key before
-    /// it, and the length of both.
-    fn next_place(&self, records: &FullRecords<'_>) -> ((FileNumber, u64), u64) {
-        let key_len = records.unique.map_or(0, |_| SHORT);
-        let File { number, used, .. } = *self.files.current();
-        let len = record::full_len(records.tube, records.body.len()) as u64;
-        ((number, used + key_len), len + key_len)
-    }
-
-    fn append_full(&mut self, records: &FullRecords<'_>) {
+    /// Returns the file and the offset of the full record, and the length of both records.
+    #[inline(always)]
+    fn append_full(&mut self, records: &FullRecords<'_>) -> ((FileNumber, u64), u64) {
+        let File { number, used: start, .. } = *self.files.current();
         if let Some(unique) = records.unique {
-            self.append(&Content::Key(unique), "", &[]);
+            self.append(&Content::Key(unique), "");
         }
-        self.append(&Content::Job(records.fields), records.tube, records.body);
+        let offset = self.files.current().used;
+        self.append_job(&records.fields, records.tube, records.body);
+        ((number, offset), self.files.current().used - start)
     }
 
     /// Notes that the full record of a job is damaged: its file is not removed, but renamed.

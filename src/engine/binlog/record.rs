@@ -275,17 +275,30 @@ pub fn full_len(tube: &str, body_len: usize) -> usize {
     SHORT_LEN + tube.len() + body_len
 }
 
-/// Appends a record with a checksum to `out`, up to its body. A short record has an empty tube and body.
-pub fn write_head(out: &mut Vec<u8>, content: &Content, tube: &str, body: &[u8], nonce: u32) {
+/// Appends a record with a checksum to `out`, with the first `copied` bytes of its body. A short record has an
+/// empty tube and body.
+#[inline(always)]
+pub fn write(
+    out: &mut Vec<u8>,
+    content: &Content,
+    tube: &str,
+    body: &[u8],
+    copied: usize,
+    nonce: u32,
+) {
     let start = out.len();
     let name_len = i32::try_from(tube.len()).expect("a name of a tube has at most 200 bytes");
     out.extend_from_slice(&name_len.to_ne_bytes());
     out.extend_from_slice(tube.as_bytes());
     let checksum_at = out.len() + CHECKSUM_AT;
     out.extend_from_slice(&Raw { nonce, ..content.to_raw() }.to_bytes());
+    let (copied, rest) = body.split_at(copied);
+    out.extend_from_slice(copied);
     let mut crc = CRC.with(Clone::clone);
     crc.update(&out[start..]);
-    crc.update(body);
+    if !rest.is_empty() {
+        crc.update(rest);
+    }
     out[checksum_at..checksum_at + 4].copy_from_slice(&crc.finalize().to_ne_bytes());
 }
 
@@ -575,8 +588,7 @@ mod tests {
 
     fn record(tube: &str, body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        write_head(&mut bytes, &Content::Job(FIELDS), tube, body, NONCE);
-        bytes.extend(body);
+        write(&mut bytes, &Content::Job(FIELDS), tube, body, body.len(), NONCE);
         bytes
     }
 
@@ -630,7 +642,7 @@ mod tests {
     fn no_job_has_the_id_of_a_flush_or_a_key() {
         let read = |layout: Layout, fields: Fields, tube| {
             let mut bytes = Vec::new();
-            write_head(&mut bytes, &Content::Job(fields), tube, b"", NONCE);
+            write(&mut bytes, &Content::Job(fields), tube, b"", 0, NONCE);
             layout.read(&bytes).map(|_| ())
         };
         for (id, is_of_tube) in
@@ -664,7 +676,7 @@ mod tests {
                 con,
             });
             let mut bytes = Vec::new();
-            write_head(&mut bytes, &content, "", b"", 9);
+            write(&mut bytes, &content, "", b"", 0, 9);
             assert_eq!(bytes.len(), SHORT_LEN);
             let len = SHORT_LEN;
             let head = Head { id: KEY_ID, content, tube_len: 0, len, body_len: 0, nonce: 9 };
@@ -677,7 +689,7 @@ mod tests {
     fn a_file_header_with_a_flipped_bit_is_recognized_as_damaged() {
         let mut bytes = Vec::new();
         let before = (1000, 6);
-        write_head(&mut bytes, &Content::FileHeader(5, 77, before), "", b"", NONCE);
+        write(&mut bytes, &Content::FileHeader(5, 77, before), "", b"", 0, NONCE);
         let intact = FileHeader::Intact { number: 5, last_id: 77, before, nonce: NONCE };
         assert_eq!(FileHeader::read(&bytes), intact);
         for bit in 0..SHORT_LEN * 8 {

@@ -355,27 +355,26 @@ impl Binlog {
         let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
         let delete_records = self.files.delete_records() + own_deletes;
-        let reserved = self.reserve(len, delete_records, self.min_headroom());
+        let reserved = self.reserve(len, delete_records, |least| least);
         self.log_refusal(reserved.is_ok());
         reserved
     }
 
     /// Reserves space for a short record of a job that exists.
     pub fn reserve_update(&mut self) -> Result<(), NoSpace> {
-        let min_headroom = self.min_headroom();
-        self.reserve(SHORT, self.files.delete_records(), min_headroom - min_headroom / 4)
+        self.reserve(SHORT, self.files.delete_records(), |least| least - least / 4)
     }
 
     /// Reserves space for records of `len` bytes that may use the headroom of compaction.
     pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
-        self.reserve(len, self.kept_deletes(), 0)
+        self.reserve(len, self.kept_deletes(), |_| 0)
     }
 
     /// Reserves space for a record of `len` bytes. There must be room behind it for these short records of
-    /// deletes and, when the disk has no more space, for `min_headroom` further ones.
-    fn reserve(&mut self, len: u64, delete_records: u64, min_headroom: u64) -> Result<(), NoSpace> {
+    /// deletes and, when the disk has no more space, for a part of [`Binlog::min_headroom`].
+    fn reserve(&mut self, len: u64, deletes: u64, part: fn(u64) -> u64) -> Result<(), NoSpace> {
         loop {
-            let room = self.room_behind(len).and_then(|room| room.checked_sub(delete_records));
+            let room = self.room_behind(len).and_then(|room| room.checked_sub(deletes));
             let has = |headroom: u64| room.is_some_and(|room| room >= headroom);
             let headroom = self.headroom();
             // While old files are about to be removed, less headroom is better than more files.
@@ -383,7 +382,7 @@ impl Binlog {
             let is_enough = has(headroom + LAST_HEADROOM)
                 || (has(quarter + LAST_HEADROOM.min(quarter) / 2) && self.is_at_bound());
             if is_enough || !self.prepare() {
-                let fits = is_enough || has(min_headroom + LAST_HEADROOM);
+                let fits = is_enough || has(part(self.min_headroom()) + LAST_HEADROOM);
                 return if fits { self.ensure_fits(len) } else { Err(NoSpace) };
             }
         }
@@ -437,7 +436,12 @@ impl Binlog {
 
     /// Makes sure that the next record, of `len` bytes, fits in the current file.
     fn ensure_fits(&mut self, len: u64) -> Result<(), NoSpace> {
-        if len > self.files.current().left() && len > self.whole_len() {
+        if self.files.current().left() >= len { Ok(()) } else { self.advance_for(len) }
+    }
+
+    #[cold]
+    fn advance_for(&mut self, len: u64) -> Result<(), NoSpace> {
+        if len > self.whole_len() {
             let index = self.file_for_long().ok_or(NoSpace)?;
             let File { number, size, used, .. } = self.files.list[index];
             let used = used.max(self.files.sums.head_len);

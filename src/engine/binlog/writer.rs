@@ -7,36 +7,37 @@ use super::Binlog;
 use super::disk::FileNumber;
 use super::files::{File, SHORT};
 use super::gaps::Gap;
-use super::record::{self, Content, Layout};
+use super::record::{self, Content, Fields, Layout};
 use crate::engine::limits::Limits;
 
 impl Binlog {
-    /// Appends a record, for which there is space in the current file.
-    pub(super) fn append(&mut self, content: &Content, tube: &str, body: &[u8]) {
-        let is_copied = body.len() <= self.limits.batch_bytes / 2;
-        let len = Layout::V7_WITH_CRC.head_len(tube) + if is_copied { body.len() } else { 0 };
+    /// Appends a record of a job, for which there is space in the current file.
+    pub(super) fn append_job(&mut self, fields: &Fields, tube: &str, body: &[u8]) {
+        self.append_any(&Content::Job(*fields), tube, body);
+        self.records_written += 1;
+    }
+
+    /// Appends another record, which C beanstalkd does not make, and for which there is space in the current file.
+    pub(super) fn append(&mut self, content: &Content, tube: &str) {
+        self.append_any(content, tube, &[]);
+    }
+
+    /// Appends a record of any kind.
+    #[inline(always)]
+    fn append_any(&mut self, content: &Content, tube: &str, body: &[u8]) {
+        let copied = if body.len() <= self.limits.batch_bytes / 2 { body.len() } else { 0 };
+        let len = Layout::V7_WITH_CRC.head_len(tube) + copied;
         if self.batch.len() + len > self.limits.batch_bytes {
             self.write_batch();
         }
-        record::write_head(&mut self.batch, content, tube, body, self.nonce);
+        record::write(&mut self.batch, content, tube, body, copied, self.nonce);
         self.use_bytes(len);
-        if is_copied {
-            self.batch.extend_from_slice(body);
-        } else {
+        if copied < body.len() {
             self.write_batch();
             self.use_bytes(body.len());
             self.write_end(Some(body));
         }
-        // The record of the flush has deleted the job, so its delete is not synced by itself.
-        if !matches!(content, Content::Job(job) if job.mark.is_flushed()) || self.disk.is_remote() {
-            self.sync.unsynced_since.get_or_insert(self.now);
-        }
-        match content {
-            Content::Job(_) => self.records_written += 1,
-            // C beanstalkd does not make such records.
-            Content::Key(_) | Content::Flush(_) => {}
-            Content::Gap(_) | Content::FileHeader(..) => return,
-        }
+        self.sync.unsynced_since.get_or_insert(self.now);
         self.recorded_at = self.now;
     }
 
@@ -45,9 +46,9 @@ impl Binlog {
         let number = self.files.current().number;
         let end = |file: &File| (file.used, file.nonce.unwrap_or(self.nonce));
         let before = self.files.closed().last().map_or((0, 0), end);
-        self.append(&Content::FileHeader(number, self.last_id, before), "", &[]);
+        self.append(&Content::FileHeader(number, self.last_id, before), "");
         let gaps: Vec<Gap> = self.files.carried_gaps().collect();
-        gaps.into_iter().for_each(|gap| self.append(&Content::Gap(gap), "", &[]));
+        gaps.into_iter().for_each(|gap| self.append(&Content::Gap(gap), ""));
     }
 
     /// Makes sure that a free file can be removed without being missed: if older ones are left, the gap is
@@ -68,7 +69,7 @@ impl Binlog {
         file.free_since = Some(self.sync.begun);
         self.files.gaps.add(gap);
         self.files.recount();
-        self.append(&Content::Gap(gap), "", &[]);
+        self.append(&Content::Gap(gap), "");
         true
     }
 

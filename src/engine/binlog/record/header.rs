@@ -1,8 +1,6 @@
 //! The first record of a file. It shows whether the file has checksums.
 
-use super::{
-    CHECKSUM_AT, Content, FileEnd, FileNumber, NAME_LENGTH_LEN, Raw, SHORT_LEN, write_head,
-};
+use super::{CHECKSUM_AT, Content, FileEnd, FileNumber, NAME_LENGTH_LEN, Raw, SHORT_LEN, write};
 use crate::engine::collections::chains::low_half;
 
 /// A file header record with at most this many flipped bits is recognized as damaged. With more, the
@@ -34,7 +32,7 @@ impl FileHeader {
             Raw::of_bytes(&bytes[NAME_LENGTH_LEN..]);
         let (number, before) = (low_half(created), (delay, pri));
         let mut expected = Vec::with_capacity(SHORT_LEN);
-        write_head(&mut expected, &Content::FileHeader(number, last_id, before), "", &[], nonce);
+        write(&mut expected, &Content::FileHeader(number, last_id, before), "", &[], 0, nonce);
         if expected == bytes {
             return FileHeader::Intact { number, last_id, before, nonce };
         }
