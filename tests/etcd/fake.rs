@@ -85,7 +85,7 @@ pub struct World {
     /// Servers and nodes between which nothing comes through.
     pub cut: BTreeSet<(usize, usize)>,
     /// A node that does not know that the others have elected a leader without it: it answers
-    /// renewals, which have no effect, and nothing else.
+    /// renewals, which have no effect, and what it knows itself, and nothing else.
     pub old_node: Option<usize>,
     /// A node of another cluster, and what that has stored.
     pub stranger: Option<(usize, Store)>,
@@ -215,6 +215,12 @@ impl World {
         }
     }
 
+    /// Lets the other nodes elect a leader, of which this node does not know until [`World::old_node`] is reset.
+    pub fn elect_without(&mut self, node: usize) {
+        self.old_node = Some(node);
+        self.store.renew_leases(self.now_ms);
+    }
+
     /// Puts the state of an earlier moment in the place of the present one, as `etcdctl snapshot
     /// restore` does. Watches end.
     pub fn restore(&mut self, state: Store) {
@@ -279,8 +285,9 @@ impl Connection {
         let mut world = self.fake.world();
         world.sent.push(kind);
         let mut fault = world.next_fault(self.server, kind);
-        let is_old = world.old_node == Some(self.node) && kind != Kind::Connect;
-        if world.cut.contains(&(self.server, self.node)) || is_old && kind != Kind::KeepAlive {
+        let is_old = world.old_node == Some(self.node);
+        let needs_others = !matches!(kind, Kind::Connect | Kind::Status | Kind::KeepAlive);
+        if world.cut.contains(&(self.server, self.node)) || is_old && needs_others {
             fault = Fault::lost_request();
         } else if let Some(failure) = world.refusals.get(&self.node)
             && !matches!(kind, Kind::Connect | Kind::Status)

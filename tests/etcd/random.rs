@@ -80,7 +80,7 @@ impl Trouble {
             world.old_node = None;
         }
         if one_in(random, 500) {
-            world.old_node = Some(random.usize(0..NODES.len()));
+            world.elect_without(random.usize(0..NODES.len()));
         }
         if one_in(random, 50) {
             world.store.compact();

@@ -196,7 +196,7 @@ fn refuse_renewal(world: &mut World) {
 
 /// A server reaches only this node, which does not know the present leader of etcd.
 fn leave_old_node(world: &mut World, node: usize) {
-    world.old_node = Some(node);
+    world.elect_without(node);
     world.cut.extend((0..3).filter(|&other| other != node).map(|other| (0, other)));
 }
 
@@ -273,6 +273,24 @@ fn rule_3_the_lease_counts_from_when_a_renewal_was_sent() {
     assert!((SAFE_MS - 20..=SAFE_MS).contains(&took_ms), "{took_ms} ms");
 }
 
+/// A renewal is lost. The next one is answered, without effect, by a node without which the others have elected a
+/// leader. Then this node learns of that, and answers a read.
+#[test]
+fn rule_3_a_renewal_by_an_old_node_counts_from_a_read_before() {
+    for known_ms in (1_000..3_000).step_by(20) {
+        let mut cluster = pair();
+        cluster.script(0, Kind::KeepAlive, [Fault::lost_request()]);
+        cluster.script(0, Kind::KeepAlive, vec![Fault::late(1, 40); 10]);
+        cluster.world().elect_without(1);
+        cluster.run(known_ms);
+        cluster.world().old_node = None;
+        cluster.run(60);
+        cluster.world().cut_off(0);
+        cluster.run_until_end(0);
+        fail_over(&mut cluster);
+    }
+}
+
 #[test]
 fn rule_3_the_ttl_that_was_granted_counts() {
     for (granted_secs, safe_ms) in [(1, 800), (3, 2_400), (20, 16_000)] {
@@ -325,7 +343,7 @@ fn rule_3_one_node_that_is_old_or_gone_is_no_end() {
         for is_old in [false, true] {
             let mut cluster = pair();
             if is_old {
-                cluster.world().old_node = Some(node);
+                cluster.world().elect_without(node);
             } else {
                 cluster.world().cut.extend([(0, node), (1, node)]);
             }

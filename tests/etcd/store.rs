@@ -243,6 +243,11 @@ impl Store {
     pub fn restore(&mut self, state: Store, now_ms: u64) {
         let last_lease = self.last_lease;
         *self = Store { last_lease, ..state };
+        self.renew_leases(now_ms);
+    }
+
+    /// Lets all leases begin again, as a new leader of etcd does.
+    pub fn renew_leases(&mut self, now_ms: u64) {
         self.leases.values_mut().for_each(|granted| granted.ends_ms = now_ms + granted.ttl_ms);
     }
 

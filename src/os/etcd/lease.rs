@@ -257,15 +257,14 @@ impl Member {
         }
     }
 
-    /// Renews the lease, and makes sure that the key of the leader is still there. A leader of etcd
-    /// whose disk hangs may answer a renewal although the other nodes have elected another one, but
-    /// it cannot read the key without them. The last chunk is there until a later one is, unless etcd was
-    /// restored. Returns the newest revision.
+    /// Makes sure that the key of the leader is still there, and then renews the lease. A node that does not know of
+    /// a new leader of etcd may answer a renewal, which has no effect, but it cannot read the key without the
+    /// others. So it knew the leader at the time of the read, and one that etcd elects later renews all leases. The
+    /// last chunk is there until a later one is, unless etcd was restored. Returns the newest revision.
     async fn renew(&mut self, lease: &LeaseGrantResponse) -> Result<i64> {
         let sent_at = self.shared.now();
         // From before the request, because changes go on meanwhile.
         let State { revision, last_chunk, .. } = *self.shared.state();
-        self.nodes.ask(|node| node.keep_alive(lease.id())).await?;
         let end = self.keys.chunk(ChunkNumber::MAX);
         let one = GetOptions::new().with_range(end).with_limit(1).with_keys_only();
         let reads = [(self.keys.leader(), GetOptions::new()), (self.keys.chunk(last_chunk), one)];
@@ -277,6 +276,7 @@ impl Member {
         if newest < revision || last_chunk > 0 && chunks.is_empty() {
             return Err(EtcdError::lost("etcd was restored to an older state"));
         }
+        self.nodes.ask(|node| node.keep_alive(lease.id())).await?;
         self.shared.state().deadline = sent_at + safe_time(lease);
         Ok(newest)
     }
