@@ -3,7 +3,7 @@
 //! When the system refuses an allocation, the allocator of the process releases the headroom piece
 //! by piece (`os/sys/memory.rs`). An allocation that cannot fail aborts the process when no headroom is
 //! left. An allocation whose failure is handled therefore leaves a part of the headroom. It is made
-//! in [`leave`], with the part that must remain:
+//! in [`keeping`], with the part that must remain:
 //!
 //! | part that remains | allocations |
 //! |---|---|
@@ -11,10 +11,10 @@
 //! | [`Headroom::ThreeQuarters`] | tubes, watches, pauses; waiting for a job; lists of tubes; moves on a remote disk |
 //! | [`Headroom::Half`] | clients; chunks for etcd of more than 4 KiB |
 //! | [`Headroom::Quarter`] | replies, command lines, room for reserved jobs; the first clients and watches |
-//! | [`Headroom::None`] | allocations that cannot fail, made outside of [`leave`] |
+//! | [`Headroom::None`] | allocations that cannot fail, made outside of [`keeping`] |
 //!
 //! Memory that grows with the number of clients, tubes, watches, jobs or files, or with the length
-//! of requests and replies, is allocated in [`leave`]. Five kinds of memory are not:
+//! of requests and replies, is allocated in [`keeping`]. Five kinds of memory are not:
 //!
 //! - texts of a few KiB that are freed in the same loop iteration;
 //! - blocks of 16 KiB of changes for etcd: while less than half of the headroom is left, no command adds to them
@@ -48,7 +48,7 @@ thread_local! {
 
 /// Runs `allocate`, in which each allocation fails that would leave less than `least` of the
 /// headroom. In nested calls the greater part counts.
-pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
+pub fn keeping<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
     let outer = REQUIRED.replace(least.max(REQUIRED.get()));
     let result = allocate();
     REQUIRED.set(outer);
@@ -58,16 +58,16 @@ pub fn leave<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
 /// Returns `value` in a box. Unlike that of a `Box`, this allocation can fail.
 pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveError> {
     let mut one = Vec::new();
-    leave(least, || one.try_reserve_exact(1))?;
+    keeping(least, || one.try_reserve_exact(1))?;
     one.push(value);
     Ok(one.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("it has one entry")))
 }
 
 /// Ensures that `bytes` can be allocated now. A collection that cannot refuse to grow gets an entry only after that,
-/// and outside of [`leave`].
+/// and outside of [`keeping`].
 pub fn ensure_free(least: Headroom, bytes: usize) -> Result<(), TryReserveError> {
     let mut free: Vec<u8> = Vec::new();
-    leave(least, || free.try_reserve_exact(bytes))?;
+    keeping(least, || free.try_reserve_exact(bytes))?;
     // The compiler may remove an allocation that nothing uses.
     black_box(&mut free);
     Ok(())
@@ -103,10 +103,10 @@ mod tests {
     #[test]
     fn nested_calls_require_the_greater_part() {
         assert_eq!(required(), Headroom::None);
-        leave(Headroom::Half, || {
+        keeping(Headroom::Half, || {
             assert_eq!(required(), Headroom::Half);
-            leave(Headroom::Quarter, || assert_eq!(required(), Headroom::Half));
-            leave(Headroom::Whole, || assert_eq!(required(), Headroom::Whole));
+            keeping(Headroom::Quarter, || assert_eq!(required(), Headroom::Half));
+            keeping(Headroom::Whole, || assert_eq!(required(), Headroom::Whole));
             assert_eq!(required(), Headroom::Half);
         });
         assert_eq!(required(), Headroom::None);

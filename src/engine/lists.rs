@@ -46,7 +46,7 @@ impl Lists {
 
     /// Adds a connection that requests a list.
     pub fn request(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::ThreeQuarters, || self.requested_by.try_reserve(1))?;
+        headroom::keeping(Headroom::ThreeQuarters, || self.requested_by.try_reserve(1))?;
         self.requested_by.push(key);
         Ok(())
     }
@@ -112,7 +112,7 @@ pub fn list_step(s: &mut Store) -> bool {
 impl Listing {
     fn begin(tubes: &Tubes, all_bytes: &Rc<Cell<u64>>) -> Result<Listing, TryReserveError> {
         let mut keys = Vec::new();
-        headroom::leave(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
+        headroom::keeping(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
         keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
         Ok(Listing { tubes: keys.into(), text: ListText::new(all_bytes)? })
     }

@@ -189,7 +189,7 @@ fn want(c: &mut Conn, s: &mut Store, jobs: &[(JobKey, u64)], reply: BodiesFor) -
         grant: None,
         asked_at: s.queue.now,
     };
-    let has_room = headroom::leave(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
+    let has_room = headroom::keeping(Headroom::Quarter, || wanted.bodies.try_reserve(jobs.len()));
     let can_hold = |&(job, _): &(JobKey, u64)| s.queue.settings.can_hold(&s.queue.jobs[job].body);
     if has_room.is_err() || !jobs.iter().all(can_hold) {
         return refuse(c, s, reply, jobs.iter().copied());

@@ -42,7 +42,7 @@ const IS_NAME_BYTE: [bool; 256] = {
 /// Returns a copy of `text`.
 pub fn try_boxed(text: &str) -> Result<Box<str>, TryReserveError> {
     let mut copy = String::new();
-    headroom::leave(Headroom::Quarter, || copy.try_reserve_exact(text.len()))?;
+    headroom::keeping(Headroom::Quarter, || copy.try_reserve_exact(text.len()))?;
     copy.push_str(text);
     Ok(copy.into_boxed_str())
 }

@@ -197,7 +197,7 @@ impl Disk for Directory {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.home.path)? {
             let number = entry?.file_name().to_str().and_then(number_of);
-            headroom::leave(Headroom::Quarter, || numbers.try_reserve(1))
+            headroom::keeping(Headroom::Quarter, || numbers.try_reserve(1))
                 .map_err(|_| ErrorKind::OutOfMemory)?;
             numbers.extend(number);
         }

@@ -215,7 +215,7 @@ impl Files {
 
     /// Makes sure that the next [`Files::push`] needs no memory.
     pub fn try_reserve_file(&mut self) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || self.list.try_reserve(1))
+        headroom::keeping(Headroom::Quarter, || self.list.try_reserve(1))
     }
 
     /// Adds a file that is newer than all other files.

@@ -185,9 +185,9 @@ impl History {
 impl<T: Eq + Hash> Flushes<T> {
     /// Adds a flush, which is newer than the others.
     pub fn add(&mut self, tube: T, flush: Decision) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || self.of_tubes.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || self.of_tubes.try_reserve(1))?;
         let of_kind = &mut self.of_tubes.entry(tube).or_default()[flush.kind as usize];
-        headroom::leave(Headroom::Quarter, || of_kind.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || of_kind.try_reserve(1))?;
         of_kind.push((self.count, flush.decided_at));
         self.count += 1;
         Ok(())

@@ -356,7 +356,7 @@ impl<'d> Reader<'d> {
         }
         let window_len = len.max(WINDOW_LEN);
         let missing = window_len.saturating_sub(self.window.len());
-        headroom::leave(Headroom::Quarter, || self.window.try_reserve_exact(missing))
+        headroom::keeping(Headroom::Quarter, || self.window.try_reserve_exact(missing))
             .map_err(|error| BinlogError::of_read(file, io::Error::from(error)))?;
         self.window.resize(window_len, 0);
         let read = self.disk.read(file, offset, &mut self.window);

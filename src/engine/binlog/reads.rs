@@ -41,7 +41,7 @@ impl RecordRead {
     /// Returns as many zeros as the record has bytes.
     pub fn zeros(&self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        headroom::leave(Headroom::Quarter, || bytes.try_reserve_exact(self.len as usize))
+        headroom::keeping(Headroom::Quarter, || bytes.try_reserve_exact(self.len as usize))
             .map_err(|_| io::ErrorKind::OutOfMemory)?;
         bytes.resize(self.len as usize, 0);
         Ok(bytes)

@@ -77,7 +77,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
         if self.heads.len() < self.heads.capacity() {
             return Ok(());
         }
-        headroom::leave(Headroom::Quarter, || self.heads.try_reserve_exact(CHAINS_STEP))
+        headroom::keeping(Headroom::Quarter, || self.heads.try_reserve_exact(CHAINS_STEP))
     }
 
     /// Adds `entry` and returns its key.

@@ -103,7 +103,7 @@ impl<E: Entry> Heap<E> {
             return Ok(());
         }
         let step = self.step();
-        headroom::leave(Headroom::Quarter, || self.entries.try_reserve_exact(step))
+        headroom::keeping(Headroom::Quarter, || self.entries.try_reserve_exact(step))
     }
 
     fn step(&self) -> usize {

@@ -290,7 +290,7 @@ impl Slots {
         pages: &mut Vec<P>,
         map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
     ) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || {
+        headroom::keeping(Headroom::Quarter, || {
             while self.vacant.len() <= number {
                 pages.try_reserve(1)?;
                 self.try_add_page()?;

@@ -42,7 +42,7 @@ impl<K: Key + fmt::Debug> Timers<K> {
         let len = key.number() as usize + 1;
         if len > self.indexes.len() {
             let missing = len - self.indexes.len();
-            headroom::leave(Headroom::Quarter, || self.indexes.try_reserve(missing))?;
+            headroom::keeping(Headroom::Quarter, || self.indexes.try_reserve(missing))?;
             self.indexes.resize(len, NIL);
         }
         Ok(())

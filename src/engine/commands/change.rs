@@ -30,7 +30,7 @@ pub fn delete(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 /// `delete-batch <id> ...`
 pub fn delete_batch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let mut ids = VecDeque::new();
-    headroom::leave(Headroom::Quarter, || ids.try_reserve_exact(args.rest.count()))?;
+    headroom::keeping(Headroom::Quarter, || ids.try_reserve_exact(args.rest.count()))?;
     ids.extend(args.rest);
     let units = WORK_PER_BATCHED_JOB * ids.len().min(s.queue.limits.jobs_per_batch_step);
     let batch = Box::new(DeleteBatch { ids, deleted: 0, not_found: 0 });
@@ -150,7 +150,7 @@ fn headroom_for(c: &Conn, s: &Store, tube: &str) -> Result<Headroom, Word> {
 /// `use <tube>`
 pub fn use_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     let least = headroom_for(c, s, args.tube)?;
-    headroom::leave(least, || s.queue.use_tube(&mut c.client, args.tube))?;
+    headroom::keeping(least, || s.queue.use_tube(&mut c.client, args.tube))?;
     Ok(Reply::Using(c.client.used))
 }
 
@@ -158,7 +158,7 @@ pub fn use_tube(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
 pub fn watch(c: &mut Conn, s: &mut Store, args: &Args<'_>) -> Answer {
     c.client.watching.prepare_to_compare();
     let least = headroom_for(c, s, args.tube)?;
-    headroom::leave(least, || s.queue.watch(&mut c.client, args.tube))?;
+    headroom::keeping(least, || s.queue.watch(&mut c.client, args.tube))?;
     Ok(watching(c))
 }
 

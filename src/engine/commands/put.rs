@@ -121,7 +121,7 @@ fn no_memory(s: &Store) -> Word {
 pub fn begin_body(c: &mut Conn, s: &mut Store, put: Put) -> Answer {
     let full_len = put.full_len as usize;
     if s.has_memory_for(full_len, put.unique().is_some())
-        && let Ok(body) = headroom::leave(Headroom::Whole, || s.queue.bodies.begin(full_len))
+        && let Ok(body) = headroom::keeping(Headroom::Whole, || s.queue.bodies.begin(full_len))
     {
         return c.then(Doing::LargeBody(Box::new(LargePut { put, body, filled: 0 })));
     }
@@ -155,7 +155,7 @@ pub fn finish_small(c: &Conn, s: &mut Store, put: &Put, bytes: &[u8]) -> Answer 
     if !s.has_memory_for(bytes.len(), put.unique().is_some()) || !s.has_headroom(Headroom::Half) {
         return Err(Word::OUT_OF_MEMORY);
     }
-    let body = headroom::leave(Headroom::Whole, || s.queue.bodies.add(bytes))?;
+    let body = headroom::keeping(Headroom::Whole, || s.queue.bodies.add(bytes))?;
     insert(c, s, put, body)
 }
 
@@ -182,7 +182,7 @@ fn insert(c: &Conn, s: &mut Store, put: &Put, body: Body) -> Answer {
     let queue = &mut s.queue;
     let found = match put.tube() {
         None => Ok(c.client.used),
-        Some(name) => headroom::leave(Headroom::Whole, || queue.find_or_create_tube(name)),
+        Some(name) => headroom::keeping(Headroom::Whole, || queue.find_or_create_tube(name)),
     };
     match found {
         Ok(tube) => queue.put(tube, put.id, put.params, put.unique(), body)?,

@@ -99,7 +99,7 @@ impl Measurements {
 
     /// Adds a sample of the server, in place of the oldest one if there are [`SAMPLES`].
     fn sample(&mut self, queue: &Queue, now: Nanos) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Half, || {
+        headroom::keeping(Headroom::Half, || {
             self.history.try_reserve_exact(SAMPLES - self.history.len())
         })?;
         if self.history.len() == SAMPLES {
@@ -125,7 +125,7 @@ impl Measurements {
             if number >= self.tubes.len() {
                 // What is not written yet takes no memory.
                 let missing = TUBES - self.tubes.len();
-                headroom::leave(Headroom::Half, || self.tubes.try_reserve_exact(missing))?;
+                headroom::keeping(Headroom::Half, || self.tubes.try_reserve_exact(missing))?;
                 self.tubes.resize(number + 1, TubeSample::default());
             }
             self.tubes[number].update(&queue.tubes[key], now);

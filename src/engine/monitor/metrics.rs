@@ -97,7 +97,7 @@ impl Page for MetricsPage {
                     // Without memory for a larger list, tubes are summed too. The sum needs a place as well.
                     let grow = || self.tubes.try_reserve(2);
                     if settings.metrics_tubes.is_none_or(|most| index >= most)
-                        || headroom::leave(Headroom::ThreeQuarters, grow).is_err()
+                        || headroom::keeping(Headroom::ThreeQuarters, grow).is_err()
                     {
                         self.rest.add(&stats);
                         self.rest_count += 1;

@@ -133,7 +133,7 @@ impl TubeScan {
             *left = index;
             let key = tubes.at(index);
             if scanned.get(key).is_none() {
-                let _ = headroom::leave(Headroom::ThreeQuarters, || scanned.try_insert(key, ()));
+                let _ = headroom::keeping(Headroom::ThreeQuarters, || scanned.try_insert(key, ()));
                 found(index, TubeStats::of(key, oldest.get(key).copied(), view));
             }
             budget = budget.saturating_sub(TUBE_COST + WAITER_COST * tubes[key].waiters.len());
@@ -148,7 +148,7 @@ fn note_oldest(oldest: &mut PagedSlab<TubeKey, Oldest>, job: &Job) {
         *oldest = (*oldest).min(ready);
     } else {
         // Its page has a few thousand tubes. Without memory for it they have none.
-        let _ = headroom::leave(Headroom::ThreeQuarters, || oldest.try_insert(job.tube, ready));
+        let _ = headroom::keeping(Headroom::ThreeQuarters, || oldest.try_insert(job.tube, ready));
     }
 }
 

@@ -87,7 +87,7 @@ impl Batch {
 
     /// Adds a job.
     pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::Quarter, || self.jobs.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || self.jobs.try_reserve(1))?;
         self.jobs.push((key, job.id));
         self.count(&job.body);
         Ok(())

@@ -43,7 +43,7 @@ impl Input {
     /// Appends `bytes`.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
         let more = bytes.len().max(MIN_CAPACITY.saturating_sub(self.bytes.len()));
-        headroom::leave(Headroom::Quarter, || self.bytes.try_reserve(more))?;
+        headroom::keeping(Headroom::Quarter, || self.bytes.try_reserve(more))?;
         self.bytes.extend_from_slice(bytes);
         Ok(())
     }

@@ -161,7 +161,7 @@ impl Output {
     /// Notes that the last reply has this reserved job: [`Output::next_sendable_job`] returns it once.
     pub fn note_reserved(&mut self, job: JobKey) -> Result<(), TryReserveError> {
         let Some(pending) = &mut self.0 else { return Ok(()) };
-        headroom::leave(Headroom::Quarter, || pending[0].reserved.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || pending[0].reserved.try_reserve(1))?;
         let end = pending[0].end();
         pending[0].reserved.push_back((job, end));
         Ok(())
@@ -183,7 +183,7 @@ impl Output {
     /// Ensures that a reply of this size allocates nothing.
     pub fn try_reserve(&mut self, size: ReplySize, pool: &mut Pool) -> Result<(), TryReserveError> {
         let pending = self.pending(pool)?;
-        headroom::leave(Headroom::Quarter, || {
+        headroom::keeping(Headroom::Quarter, || {
             pending.text.try_reserve(size.text_len)?;
             pending.parts.try_reserve(size.parts)
         })
@@ -194,7 +194,7 @@ impl Output {
     pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
         let text = &mut self.pending(pool)?.text;
         if text.capacity() - text.len() < bytes.len() {
-            headroom::leave(Headroom::Quarter, || text.try_reserve(bytes.len()))?;
+            headroom::keeping(Headroom::Quarter, || text.try_reserve(bytes.len()))?;
         }
         text.extend_from_slice(bytes);
         pool.text_len += bytes.len();
@@ -234,7 +234,7 @@ impl Output {
         share: impl FnOnce() -> Part,
     ) -> Result<(), TryReserveError> {
         let pending = self.pending(pool)?;
-        headroom::leave(Headroom::Quarter, || pending.parts.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || pending.parts.try_reserve(1))?;
         let part = share();
         pending.parts_len += part.len();
         pending.parts.push_back(SharedPart { at: pending.text.len(), part });

@@ -100,7 +100,7 @@ pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, 
     let mut text = String::new();
     let lines = names.clone().map(|name| name.len() + "- \n".len());
     let len = HEAD.len() + lines.sum::<usize>();
-    headroom::leave(Headroom::ThreeQuarters, || text.try_reserve_exact(len))?;
+    headroom::keeping(Headroom::ThreeQuarters, || text.try_reserve_exact(len))?;
     text.push_str(HEAD);
     for name in names {
         text.push_str("- ");
@@ -151,7 +151,7 @@ fn begin_page(
     len: usize,
 ) -> Result<String, TryReserveError> {
     let mut text = String::new();
-    headroom::leave(Headroom::Quarter, || text.try_reserve_exact(len))?;
+    headroom::keeping(Headroom::Quarter, || text.try_reserve_exact(len))?;
     let end = if is_empty { " []\n" } else { "\n" };
     write!(text, "---\nnext: {next}\n{name}:{end}").expect(STRING_WRITE);
     Ok(text)
@@ -159,7 +159,7 @@ fn begin_page(
 
 /// Appends the line of `list-clients` with a client.
 pub fn push_client_line(text: &mut String, c: &Conn, queue: &Queue) -> Result<(), TryReserveError> {
-    headroom::leave(Headroom::Quarter, || text.try_reserve(LONGEST_CLIENT_LINE))?;
+    headroom::keeping(Headroom::Quarter, || text.try_reserve(LONGEST_CLIENT_LINE))?;
     let (id, activity, age) =
         (c.id(), c.activity().name(), queue.now.since(c.opened_at).whole_secs());
     let (reserved, watching) = (c.client.held.len(), c.client.watching.len());

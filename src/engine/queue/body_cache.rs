@@ -165,7 +165,7 @@ impl Queue {
         self.body_cache.next_page = if page + 1 < self.jobs.page_count() { page + 1 } else { 0 };
         let mut warm = Vec::new();
         for (key, _) in self.jobs.in_page(page).filter(|(_, job)| !job.body.is_cold()) {
-            if headroom::leave(Headroom::Quarter, || warm.try_reserve(1)).is_err() {
+            if headroom::keeping(Headroom::Quarter, || warm.try_reserve(1)).is_err() {
                 break;
             }
             warm.push(key);

@@ -76,7 +76,7 @@ impl Queue {
     ) -> Result<Option<SelectionScan>, TryReserveError> {
         let Some(tube) = self.tubes.find(name) else { return Ok(None) };
         let mut lowest = BinaryHeap::new();
-        headroom::leave(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
+        headroom::keeping(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
         let tube_name = text::try_boxed(name)?;
         Ok(Some(SelectionScan {
             tube,
@@ -221,7 +221,7 @@ impl SelectionScan {
         ids.truncate(self.count);
         let next = ids.last().copied().filter(|_| has_more).unwrap_or(0);
         let mut keys = Vec::new();
-        headroom::leave(Headroom::Quarter, || keys.try_reserve_exact(ids.len()))?;
+        headroom::keeping(Headroom::Quarter, || keys.try_reserve_exact(ids.len()))?;
         let found = ids.into_iter().filter_map(|id| queue.jobs.find(id));
         keys.extend(found.filter(|&key| self.selects(&queue.jobs[key], queue)));
         Ok(ScanStep::Jobs { keys, next })

@@ -80,7 +80,7 @@ impl Queue {
     /// job is near its deadline. Returns `false` without work left to queue it at all tubes: the connection does
     /// not wait, and must search again.
     pub fn wait(&mut self, client: &Client, wait: Wait) -> Result<bool, TryReserveError> {
-        let waits = headroom::leave(Headroom::ThreeQuarters, || {
+        let waits = headroom::keeping(Headroom::ThreeQuarters, || {
             // All waits may end at once.
             let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);
             self.woken.try_reserve(waiting.saturating_add(1))?;

@@ -38,7 +38,7 @@ impl ListText {
     }
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
-        headroom::leave(Headroom::ThreeQuarters, || self.text.try_reserve(bytes.len()))?;
+        headroom::keeping(Headroom::ThreeQuarters, || self.text.try_reserve(bytes.len()))?;
         self.text.extend_from_slice(bytes);
         self.all_bytes.update(|all| all + bytes.len() as u64);
         Ok(())

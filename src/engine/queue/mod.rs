@@ -316,7 +316,7 @@ impl Queue {
         unique: Option<&NewKey>,
         body: Body,
     ) -> Result<(), NoSpace> {
-        let fits = headroom::leave(Headroom::Whole, || {
+        let fits = headroom::keeping(Headroom::Whole, || {
             self.jobs.try_reserve_one()?;
             if let Some(unique) = unique {
                 // First, since a removal may use memory that was reserved for an insertion.

@@ -258,7 +258,7 @@ impl ReplayState<'_> {
             }
             Some(id) if damage.is_full => {
                 // Without memory for the id, the job is not counted.
-                if headroom::leave(Headroom::Quarter, || self.lost.try_reserve(1)).is_ok() {
+                if headroom::keeping(Headroom::Quarter, || self.lost.try_reserve(1)).is_ok() {
                     self.lost.insert(id);
                 }
                 format!("; job {id} is lost, unless a newer record has it")
@@ -431,7 +431,7 @@ impl ReplayState<'_> {
             let LastState { state, moment, .. } = last;
             match state {
                 JobState::Buried => {
-                    headroom::leave(Headroom::Quarter, || buried.try_reserve(1))?;
+                    headroom::keeping(Headroom::Quarter, || buried.try_reserve(1))?;
                     buried.push((moment, key));
                 }
                 // If the clock was set back, the rest of the delay is at most the delay.

@@ -176,7 +176,7 @@ impl Tubes {
     /// Reserves memory for one more tube. Returns the key that it gets.
     pub fn try_reserve_key(&mut self) -> Result<TubeKey, TryReserveError> {
         self.table.try_reserve_one()?;
-        headroom::leave(Headroom::Quarter, || self.order.try_reserve(1))?;
+        headroom::keeping(Headroom::Quarter, || self.order.try_reserve(1))?;
         Ok(self.table.next_key())
     }
 

@@ -166,7 +166,7 @@ impl Queue {
             if !self.park_blocked(tube) || !self.check_watch() {
                 return Ok(Search::Unfinished);
             }
-            headroom::leave(least, || watching.best_jobs().try_reserve_one())?;
+            headroom::keeping(least, || watching.best_jobs().try_reserve_one())?;
             let dirty = &mut self.watchers[client.key].dirty;
             let Some(key) = dirty.pop_front(&mut self.watches) else { break };
             let watch = &mut self.watches[WatchKey::from_number(key)];

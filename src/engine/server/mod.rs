@@ -124,7 +124,7 @@ impl<S> Server<S> {
 
     /// Reserves memory for one more client. A client that is not accepted waits in the kernel.
     pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
-        headroom::leave(self.headroom_for_one(), || {
+        headroom::keeping(self.headroom_for_one(), || {
             // Each client is named once in each list, and those that were just closed may still be.
             let clients =
                 self.store.connections + self.store.queue.limits.accepts_per_iteration + 1;
@@ -159,7 +159,7 @@ impl<S> Server<S> {
         address: Option<SocketAddr>,
     ) -> Result<ConnKey, TryReserveError> {
         let key = self.vacant_key();
-        let client = headroom::leave(self.headroom_for_one(), || self.store.queue.connect(key))?;
+        let client = headroom::keeping(self.headroom_for_one(), || self.store.queue.connect(key))?;
         let conn = Conn::new(client, address, self.store.queue.now);
         let reads_to_the_end = address.is_none();
         self.links.insert(Link {

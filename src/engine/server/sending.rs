@@ -65,7 +65,8 @@ impl<S: Read + Write> Server<S> {
         }
         let is_postponed =
             link.conn.output.sendable_len() > 0 && !link.is_postponed && s.is_crowded();
-        if is_postponed && headroom::leave(Headroom::Quarter, || postponed.try_reserve(1)).is_ok() {
+        if is_postponed && headroom::keeping(Headroom::Quarter, || postponed.try_reserve(1)).is_ok()
+        {
             link.is_postponed = true;
             postponed.push(key);
         }

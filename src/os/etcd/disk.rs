@@ -106,7 +106,7 @@ impl EtcdDisk {
                 self.changes.last_mut()
                 && *file == number
                 && gathered.len() + bytes.len() <= CHUNK_MAX
-                && headroom::leave(Headroom::Whole, || gathered.try_reserve(bytes.len())).is_ok()
+                && headroom::keeping(Headroom::Whole, || gathered.try_reserve(bytes.len())).is_ok()
             {
                 let end = *start + gathered.len() as u64;
                 assert_eq!(end, offset, "a gap in binlog.{number}");

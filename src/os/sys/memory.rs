@@ -216,7 +216,7 @@ fn free(piece: *mut u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::headroom::leave;
+    use crate::engine::headroom::keeping;
     use std::cell::Cell;
 
     fn kept() -> MemoryReserve {
@@ -259,13 +259,13 @@ mod tests {
     fn allocations_that_can_fail_leave_their_part() {
         let reserve = kept();
         let fails = |least| {
-            leave(least, || reserve.allocate(100, refusing(PIECES - pieces(least) + 1)).is_null())
+            keeping(least, || reserve.allocate(100, refusing(PIECES - pieces(least) + 1)).is_null())
         };
         for least in [Headroom::Whole, Headroom::ThreeQuarters, Headroom::Half, Headroom::Quarter] {
             assert!(fails(least));
             assert_eq!(reserve.held(), PIECES, "pieces that did not help are taken back");
             let times = PIECES - pieces(least);
-            assert!(!leave(least, || reserve.allocate(100, refusing(times))).is_null());
+            assert!(!keeping(least, || reserve.allocate(100, refusing(times))).is_null());
             assert_eq!(reserve.held(), pieces(least));
             reserve.refill();
         }
@@ -280,7 +280,7 @@ mod tests {
         // The last attempt to refill is recent.
         reserve.tried_at.store(u64::MAX / 2, Relaxed);
         let has_memory =
-            || leave(Headroom::Quarter, || !reserve.allocate(100, refusing(0)).is_null());
+            || keeping(Headroom::Quarter, || !reserve.allocate(100, refusing(0)).is_null());
         assert!(!has_memory());
         assert!(!reserve.allocate(100, refusing(0)).is_null());
         reserve.tried_at.store(0, Relaxed);
@@ -295,7 +295,7 @@ mod tests {
         let all = PIECES * PIECE_BYTES;
         assert!(reserve.allocate(all + 1, refusing(1)).is_null());
         assert_eq!(reserve.held(), PIECES);
-        let half = leave(Headroom::Half, || reserve.allocate(all / 2 + 1, refusing(1)));
+        let half = keeping(Headroom::Half, || reserve.allocate(all / 2 + 1, refusing(1)));
         assert!(half.is_null());
         assert_eq!(reserve.held(), PIECES);
         drop_pieces(&reserve);
