@@ -33,7 +33,7 @@ use super::queue::{Kick, Queue, WaitResult};
 use super::reads::{self, WantedBodies};
 use super::store::Store;
 use super::time::Nanos;
-use std::collections::TryReserveError;
+use crate::engine::headroom::NoMemory;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 
@@ -553,7 +553,7 @@ impl Conn {
 
     /// Handles that a reply was written behind a text of all outputs of this length.
     #[inline]
-    fn replied(&mut self, s: &mut Store, before: usize, written: Result<(), TryReserveError>) {
+    fn replied(&mut self, s: &mut Store, before: usize, written: Result<(), NoMemory>) {
         s.queue.work.spend((s.pool.text_len() - before) / REPLY_BYTES_PER_WORK);
         if written.is_err() {
             self.fail(s);
@@ -562,7 +562,7 @@ impl Conn {
 
     // ---- Input ----
 
-    fn push_input(&mut self, s: &mut Store, bytes: &[u8]) -> Result<(), TryReserveError> {
+    fn push_input(&mut self, s: &mut Store, bytes: &[u8]) -> Result<(), NoMemory> {
         let before = self.input.capacity();
         let pushed = self.input.push(bytes);
         s.input_bytes += self.input.capacity() - before;

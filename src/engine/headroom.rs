@@ -28,8 +28,10 @@
 //!   before.
 
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::hint::black_box;
+
+/// An allocation has failed, or would have left too little of the headroom.
+pub type NoMemory = std::collections::TryReserveError;
 
 /// A part of the headroom. As a number it is in quarters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +58,7 @@ pub fn keeping<R>(least: Headroom, allocate: impl FnOnce() -> R) -> R {
 }
 
 /// Returns `value` in a box. Unlike that of a `Box`, this allocation can fail.
-pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveError> {
+pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, NoMemory> {
     let mut one = Vec::new();
     keeping(least, || one.try_reserve_exact(1))?;
     one.push(value);
@@ -65,7 +67,7 @@ pub fn try_box<T>(least: Headroom, value: T) -> Result<Box<[T; 1]>, TryReserveEr
 
 /// Ensures that `bytes` can be allocated now. A collection that cannot refuse to grow gets an entry only after that,
 /// and outside of [`keeping`].
-pub fn ensure_free(least: Headroom, bytes: usize) -> Result<(), TryReserveError> {
+pub fn ensure_free(least: Headroom, bytes: usize) -> Result<(), NoMemory> {
     let mut free: Vec<u8> = Vec::new();
     keeping(least, || free.try_reserve_exact(bytes))?;
     // The compiler may remove an allocation that nothing uses.

@@ -8,8 +8,9 @@ use super::protocol::reply::{Reply, Word};
 use super::queue::listing::ListText;
 use super::queue::tube::Tubes;
 use super::store::{BUFFERS_DIVISOR, Store};
+use crate::engine::headroom::NoMemory;
 use std::cell::Cell;
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// The lists that are being made or sent.
@@ -45,7 +46,7 @@ impl Lists {
     }
 
     /// Adds a connection that requests a list.
-    pub fn request(&mut self, key: ConnKey) -> Result<(), TryReserveError> {
+    pub fn request(&mut self, key: ConnKey) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::ThreeQuarters, || self.requested_by.try_reserve(1))?;
         self.requested_by.push(key);
         Ok(())
@@ -110,7 +111,7 @@ pub fn list_step(s: &mut Store) -> bool {
 }
 
 impl Listing {
-    fn begin(tubes: &Tubes, all_bytes: &Rc<Cell<u64>>) -> Result<Listing, TryReserveError> {
+    fn begin(tubes: &Tubes, all_bytes: &Rc<Cell<u64>>) -> Result<Listing, NoMemory> {
         let mut keys = Vec::new();
         headroom::keeping(Headroom::ThreeQuarters, || keys.try_reserve_exact(tubes.len()))?;
         keys.extend((0..tubes.len()).map(|index| tubes.at(index)));
@@ -119,7 +120,7 @@ impl Listing {
 
     /// Lists at most `most` tubes. A tube that exists during all steps is listed once. Returns whether the list is
     /// complete.
-    fn step(&mut self, tubes: &Tubes, most: usize) -> Result<bool, TryReserveError> {
+    fn step(&mut self, tubes: &Tubes, most: usize) -> Result<bool, NoMemory> {
         let count = self.tubes.len().min(most);
         for key in self.tubes.drain(..count) {
             tubes.get(key).map_or(Ok(()), |tube| self.text.push_name(&tube.name))?;

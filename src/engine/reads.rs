@@ -28,7 +28,8 @@ use super::queue::client::Client;
 use super::queue::read_body::{Grant, ReadBody, ReplyClass};
 use super::store::Store;
 use super::time::Nanos;
-use std::collections::{TryReserveError, VecDeque};
+use crate::engine::headroom::NoMemory;
+use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
@@ -228,7 +229,7 @@ fn refuse(
 
 impl Reads {
     /// Ensures that this number of connections can wait without further memory.
-    pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, connections: usize) -> Result<(), NoMemory> {
         let mut lists = self.lists();
         lists.try_for_each(|list| list.try_reserve(connections.saturating_sub(list.len())))
     }

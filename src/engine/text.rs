@@ -1,7 +1,7 @@
 //! Bytes and text: line ends, tube names, decimal numbers, times for people, strings in JSON.
 
 use super::headroom::{self, Headroom};
-use std::collections::TryReserveError;
+use crate::engine::headroom::NoMemory;
 use std::fmt::{self, Write};
 
 /// The end of lines and bodies.
@@ -40,7 +40,7 @@ const IS_NAME_BYTE: [bool; 256] = {
 };
 
 /// Returns a copy of `text`.
-pub fn try_boxed(text: &str) -> Result<Box<str>, TryReserveError> {
+pub fn try_boxed(text: &str) -> Result<Box<str>, NoMemory> {
     let mut copy = String::new();
     headroom::keeping(Headroom::Quarter, || copy.try_reserve_exact(text.len()))?;
     copy.push_str(text);

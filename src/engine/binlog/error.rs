@@ -1,7 +1,7 @@
 //! Why a binlog cannot be used, in one type from the disk to the exit code, and why bytes in it are no record.
 
 use super::disk::FileNumber;
-use std::collections::TryReserveError;
+use crate::engine::headroom::NoMemory;
 use std::fmt;
 use std::io;
 
@@ -71,8 +71,8 @@ impl BinlogError {
     }
 }
 
-impl From<TryReserveError> for BinlogError {
-    fn from(error: TryReserveError) -> BinlogError {
+impl From<NoMemory> for BinlogError {
+    fn from(error: NoMemory) -> BinlogError {
         let error = io::Error::new(io::ErrorKind::OutOfMemory, error);
         BinlogError::new(Step::Read, "too little memory for its jobs", error)
     }

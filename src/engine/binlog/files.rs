@@ -21,10 +21,9 @@ use super::gaps::{Gap, Gaps};
 use super::record::{FILE_HEAD_LEN, Layout, SHORT_LEN, VERSION_LEN};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{JobKey, Key};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 use std::num::NonZero;
 
 /// The length of a short record in bytes.
@@ -214,7 +213,7 @@ impl Files {
     // ---- Files ----
 
     /// Makes sure that the next [`Files::push`] needs no memory.
-    pub fn try_reserve_file(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_file(&mut self) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::Quarter, || self.list.try_reserve(1))
     }
 
@@ -404,7 +403,7 @@ impl Files {
     }
 
     /// Makes sure that the next [`Files::add`] needs no memory, which is of this job.
-    pub fn try_reserve(&mut self, job: JobKey) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, job: JobKey) -> Result<(), NoMemory> {
         self.entries.try_reserve(job)
     }
 

@@ -25,9 +25,9 @@ use super::reader::{Damage, Item, Reader, Record};
 use super::record::{
     Content, Decision, FlushKind, GAP_ID, HIGHEST_ID, JobState, KeyRecord, Layout, Mark,
 };
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::time::Nanos;
-use std::collections::{HashMap, TryReserveError};
+use std::collections::HashMap;
 use std::hash::Hash;
 
 /// What is known from the files that were read so far.
@@ -184,7 +184,7 @@ impl History {
 
 impl<T: Eq + Hash> Flushes<T> {
     /// Adds a flush, which is newer than the others.
-    pub fn add(&mut self, tube: T, flush: Decision) -> Result<(), TryReserveError> {
+    pub fn add(&mut self, tube: T, flush: Decision) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::Quarter, || self.of_tubes.try_reserve(1))?;
         let of_kind = &mut self.of_tubes.entry(tube).or_default()[flush.kind as usize];
         headroom::keeping(Headroom::Quarter, || of_kind.try_reserve(1))?;

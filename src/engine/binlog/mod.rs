@@ -54,13 +54,13 @@ use super::collections::chains::low_half;
 use super::keys::JobKey;
 use super::limits::{Limits, Settings};
 use super::time::Nanos;
+use crate::engine::headroom::NoMemory;
 use compaction::Compaction;
 use disk::{Disk, FileNumber};
 use error::{BinlogError, Step};
 use files::{Entry, File, Files, SHORT};
 use record::{Content, Decision, Fields, FlushKind, KeyRecord};
 use space::Space;
-use std::collections::TryReserveError;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use syncing::SyncState;
@@ -359,8 +359,8 @@ impl Binlog {
     }
 }
 
-impl From<TryReserveError> for NoSpace {
-    fn from(_: TryReserveError) -> NoSpace {
+impl From<NoMemory> for NoSpace {
+    fn from(_: NoMemory) -> NoSpace {
         NoSpace
     }
 }

@@ -15,10 +15,9 @@
 
 use super::shrink_by_step;
 use super::slab::{NO_ENTRY, PAGE_BYTES, PagedSlab};
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{Key, NIL};
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -72,7 +71,7 @@ impl<K: Key, T: Hashed> HashSlab<K, T> {
 
     /// Ensures that the next [`HashSlab::insert`] allocates nothing.
     #[inline]
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self) -> Result<(), NoMemory> {
         self.entries.try_reserve_one()?;
         if self.heads.len() < self.heads.capacity() {
             return Ok(());

@@ -27,8 +27,7 @@
 //! | memory of an entry, with its index here | 12 bytes | 16 bytes |
 
 use super::shrink_by_step;
-use crate::engine::headroom::{self, Headroom};
-use std::collections::TryReserveError;
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use std::fmt;
 use std::ops::Deref;
 
@@ -98,7 +97,7 @@ impl<E: Entry> Heap<E> {
     }
 
     /// Ensures that the next insertion allocates nothing.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self) -> Result<(), NoMemory> {
         if self.has_room() {
             return Ok(());
         }

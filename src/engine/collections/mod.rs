@@ -1,7 +1,7 @@
 //! Containers of the engine. The head of each states what `std` and `slab` lack, and what it saves.
 //!
-//! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory; the
-//! entries are unchanged. `insert` and `alloc` are for callers that have reserved memory before.
+//! After a [`NoMemory`](crate::engine::headroom::NoMemory) the entries are unchanged. `insert` and `alloc` are for
+//! callers that have reserved memory before.
 //!
 //! The figures are CPU times and resident memory, measured with a release build on x86-64 Linux. What each job needs
 //! is always inlined, as in [`queue`](super::queue).

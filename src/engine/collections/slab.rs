@@ -20,9 +20,8 @@
 //!
 //! Slabs are for jobs, tubes, watches, bodies and connections.
 
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::Key;
-use std::collections::TryReserveError;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -76,7 +75,7 @@ impl<K: Key, T> PagedSlab<K, T> {
     }
 
     /// Ensures that the next [`PagedSlab::insert`] allocates nothing.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self) -> Result<(), NoMemory> {
         self.slots.try_reserve_one(&mut self.pages, |page| page.try_reserve_exact(Self::PAGE_LEN))
     }
 
@@ -99,7 +98,7 @@ impl<K: Key, T> PagedSlab<K, T> {
 
     /// Ensures that [`PagedSlab::try_insert`] under `key` succeeds.
     #[inline(always)]
-    pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, key: K) -> Result<(), NoMemory> {
         let (page, _) = Self::position(key);
         if self.slots.is_mapped(page) {
             return Ok(());
@@ -109,7 +108,7 @@ impl<K: Key, T> PagedSlab<K, T> {
     }
 
     /// Adds `entry` under `key`, which must have no entry.
-    pub fn try_insert(&mut self, key: K, entry: T) -> Result<(), TryReserveError> {
+    pub fn try_insert(&mut self, key: K, entry: T) -> Result<(), NoMemory> {
         self.try_reserve(key)?;
         let (page, slot) = Self::position(key);
         self.slots.take(page, slot);
@@ -273,8 +272,8 @@ impl Slots {
     pub fn try_reserve_one<P: Default>(
         &mut self,
         pages: &mut Vec<P>,
-        map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
-    ) -> Result<(), TryReserveError> {
+        map: impl FnOnce(&mut P) -> Result<(), NoMemory>,
+    ) -> Result<(), NoMemory> {
         if self.next_page().is_some() {
             return Ok(());
         }
@@ -288,8 +287,8 @@ impl Slots {
         &mut self,
         number: usize,
         pages: &mut Vec<P>,
-        map: impl FnOnce(&mut P) -> Result<(), TryReserveError>,
-    ) -> Result<(), TryReserveError> {
+        map: impl FnOnce(&mut P) -> Result<(), NoMemory>,
+    ) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::Quarter, || {
             while self.vacant.len() <= number {
                 pages.try_reserve(1)?;
@@ -308,7 +307,7 @@ impl Slots {
     /// Adds a page, which has no memory.
     // Slabs of each type would have a copy of it.
     #[inline(never)]
-    fn try_add_page(&mut self) -> Result<(), TryReserveError> {
+    fn try_add_page(&mut self) -> Result<(), NoMemory> {
         let new = self.vacant.len();
         if new == self.pages_max {
             // The error of a collection that cannot have more entries.
@@ -477,7 +476,7 @@ impl Slots {
 
 impl Bits {
     /// Returns the numbers below `end`, a power of two.
-    fn try_full(end: usize) -> Result<Bits, TryReserveError> {
+    fn try_full(end: usize) -> Result<Bits, NoMemory> {
         let mut words = Vec::new();
         words.try_reserve_exact(end.div_ceil(WORD))?;
         words.resize(end.div_ceil(WORD), if end < WORD { (1 << end) - 1 } else { u64::MAX });
@@ -485,7 +484,7 @@ impl Bits {
     }
 
     /// Makes room for the numbers below `end`.
-    fn try_grow(&mut self, end: usize) -> Result<(), TryReserveError> {
+    fn try_grow(&mut self, end: usize) -> Result<(), NoMemory> {
         if end > self.words.len() * WORD {
             self.words.try_reserve(1)?;
             self.words.push(0);

@@ -6,10 +6,9 @@
 //! They are set and expire seldom, so a heap is no slower than a timer wheel.
 
 use super::heap::{Entry, Heap};
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{Key, NIL};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 use std::fmt;
 
 /// The timers of all objects of one kind.
@@ -37,7 +36,7 @@ impl<K> Default for Timers<K> {
 
 impl<K: Key + fmt::Debug> Timers<K> {
     /// Ensures that [`Timers::add`] of this key needs no memory, until a timer is removed.
-    pub fn try_reserve(&mut self, key: K) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, key: K) -> Result<(), NoMemory> {
         self.heap.try_reserve_one()?;
         let len = key.number() as usize + 1;
         if len > self.indexes.len() {

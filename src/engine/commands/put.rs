@@ -1,7 +1,7 @@
 //! `put` and `put-in-tube`: from the line to the job, whose body may arrive much later.
 
 use crate::engine::conn::{Conn, Doing};
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::protocol::parse::{Args, Tags};
 use crate::engine::protocol::reply::{Answer, Reply, Word};
 use crate::engine::queue::body::{Body, LARGE};
@@ -9,7 +9,6 @@ use crate::engine::queue::job::JobParams;
 use crate::engine::queue::unique::NewKey;
 use crate::engine::store::Store;
 use crate::engine::text::{self, CR_LF};
-use std::collections::TryReserveError;
 
 /// A put whose body is arriving.
 #[derive(Debug)]
@@ -99,7 +98,7 @@ fn try_extras(
     s: &Store,
     tube: Option<&str>,
     tags: Option<Tags<'_>>,
-) -> Result<Box<[Extras; 1]>, TryReserveError> {
+) -> Result<Box<[Extras; 1]>, NoMemory> {
     let name = tube.unwrap_or(&s.queue.tubes[c.client.used].name);
     let new_key =
         |tags: Tags<'_>| s.queue.unique.new_key(name, tags.unique, tags.con, s.queue.last_id + 1);

@@ -8,6 +8,7 @@
 
 use super::pages::fits_reply;
 use crate::engine::conn::{Conn, Doing, Steps, WaitFor};
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::JobKey;
 use crate::engine::protocol::batch::Batch;
 use crate::engine::protocol::parse::Args;
@@ -16,7 +17,6 @@ use crate::engine::queue::waiters::{Search, Wait};
 use crate::engine::reads::{self, BodiesFor};
 use crate::engine::store::{Store, WORK_PER_BATCHED_JOB};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// A reserve that waits, or whose job or batch is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ pub fn fill_batch_step(
 /// Reserves ready jobs and adds them to a batch, at most those of one step. Returns whether the batch
 /// is complete: it is full, or no further job is found, or there is no memory for one. Otherwise the TTRs of these jobs
 /// begin with the reply. On an error the batch is empty.
-fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, TryReserveError> {
+fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, NoMemory> {
     let before = batch.jobs.len();
     let most = before + s.queue.limits.jobs_per_batch_step;
     let mut is_complete = false;
@@ -189,11 +189,7 @@ fn fill_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<bool, Tr
 
 /// Reserves the best job and adds it to the batch, if there is room in the batch and memory for
 /// the reply.
-fn reserve_into_batch(
-    c: &mut Conn,
-    s: &mut Store,
-    batch: &mut Batch,
-) -> Result<Search, TryReserveError> {
+fn reserve_into_batch(c: &mut Conn, s: &mut Store, batch: &mut Batch) -> Result<Search, NoMemory> {
     c.client.held.try_reserve_one()?;
     let search = s.queue.best_job(&mut c.client)?;
     if let Search::Found(job) = search {

@@ -8,14 +8,14 @@
 use super::table::Rate;
 use crate::attention::TubeFacts;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{Key, TubeKey};
 use crate::engine::queue::outcomes::Outcomes;
 use crate::engine::queue::tube::Tube;
 use crate::engine::queue::{Queue, Totals};
 use crate::engine::server::Observed;
 use crate::engine::time::Nanos;
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 
 /// The measurements that pages show in addition to the state of the server.
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ impl Measurements {
     }
 
     /// Adds a sample of the server, in place of the oldest one if there are [`SAMPLES`].
-    fn sample(&mut self, queue: &Queue, now: Nanos) -> Result<(), TryReserveError> {
+    fn sample(&mut self, queue: &Queue, now: Nanos) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::Half, || {
             self.history.try_reserve_exact(SAMPLES - self.history.len())
         })?;
@@ -110,12 +110,7 @@ impl Measurements {
     }
 
     /// Samples the last of the first `end` tubes. Returns the number of those that are left.
-    fn sample_tubes(
-        &mut self,
-        queue: &Queue,
-        end: usize,
-        now: Nanos,
-    ) -> Result<usize, TryReserveError> {
+    fn sample_tubes(&mut self, queue: &Queue, end: usize, now: Nanos) -> Result<usize, NoMemory> {
         let start = end.saturating_sub(queue.limits.rates_per_iteration);
         for key in (start..end).map(|index| queue.tubes.at(index)) {
             let number = key.number() as usize;

@@ -2,11 +2,10 @@
 //! find jobs.
 
 use super::reply::REPLY_LINE_MAX;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::{Body, LARGE};
 use crate::engine::queue::job::{Job, Jobs};
-use std::collections::TryReserveError;
 
 /// The jobs of a reply that is being made.
 #[derive(Debug)]
@@ -86,7 +85,7 @@ impl Batch {
     }
 
     /// Adds a job.
-    pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), TryReserveError> {
+    pub fn try_push(&mut self, key: JobKey, job: &Job) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::Quarter, || self.jobs.try_reserve(1))?;
         self.jobs.push((key, job.id));
         self.count(&job.body);

@@ -4,8 +4,7 @@
 //! time: moving the rest each time would take the square of its length. An empty input owns no
 //! memory.
 
-use crate::engine::headroom::{self, Headroom};
-use std::collections::TryReserveError;
+use crate::engine::headroom::{self, Headroom, NoMemory};
 
 /// Bytes in the order of arrival.
 #[derive(Debug, Default)]
@@ -41,7 +40,7 @@ impl Input {
     }
 
     /// Appends `bytes`.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), NoMemory> {
         let more = bytes.len().max(MIN_CAPACITY.saturating_sub(self.bytes.len()));
         headroom::keeping(Headroom::Quarter, || self.bytes.try_reserve(more))?;
         self.bytes.extend_from_slice(bytes);

@@ -1,7 +1,5 @@
 //! The protocol of beanstalkd: bytes to commands, replies to bytes.
 //!
-//! A [`TryReserveError`](std::collections::TryReserveError) means that there is no memory.
-//!
 //! | file | owns |
 //! |---|---|
 //! | [`batch`] | the jobs of one reply to `reserve-batch` or `peek-batch` |

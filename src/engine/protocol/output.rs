@@ -20,13 +20,13 @@
 
 use super::batch::ReplySize;
 use crate::engine::binlog::{Progress, Seq};
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
 use crate::engine::queue::read_body::ReadBody;
 use crate::engine::time::Nanos;
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
 use std::rc::Rc;
@@ -159,7 +159,7 @@ impl Output {
     }
 
     /// Notes that the last reply has this reserved job: [`Output::next_sendable_job`] returns it once.
-    pub fn note_reserved(&mut self, job: JobKey) -> Result<(), TryReserveError> {
+    pub fn note_reserved(&mut self, job: JobKey) -> Result<(), NoMemory> {
         let Some(pending) = &mut self.0 else { return Ok(()) };
         headroom::keeping(Headroom::Quarter, || pending[0].reserved.try_reserve(1))?;
         let end = pending[0].end();
@@ -181,7 +181,7 @@ impl Output {
     }
 
     /// Ensures that a reply of this size allocates nothing.
-    pub fn try_reserve(&mut self, size: ReplySize, pool: &mut Pool) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, size: ReplySize, pool: &mut Pool) -> Result<(), NoMemory> {
         let pending = self.pending(pool)?;
         headroom::keeping(Headroom::Quarter, || {
             pending.text.try_reserve(size.text_len)?;
@@ -191,7 +191,7 @@ impl Output {
 
     /// Appends `bytes`.
     #[inline(always)]
-    pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), TryReserveError> {
+    pub fn push(&mut self, bytes: &[u8], pool: &mut Pool) -> Result<(), NoMemory> {
         let text = &mut self.pending(pool)?.text;
         if text.capacity() - text.len() < bytes.len() {
             headroom::keeping(Headroom::Quarter, || text.try_reserve(bytes.len()))?;
@@ -209,7 +209,7 @@ impl Output {
         read: Option<&Rc<ReadBody>>,
         pool: &mut Pool,
         bodies: &mut Bodies,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         if !body.is_large() {
             return self.push(read.map_or_else(|| bodies.bytes(body), |read| read.bytes()), pool);
         }
@@ -220,19 +220,11 @@ impl Output {
     }
 
     /// Appends a complete list, which is shared.
-    pub fn push_list(
-        &mut self,
-        list: &Rc<ListText>,
-        pool: &mut Pool,
-    ) -> Result<(), TryReserveError> {
+    pub fn push_list(&mut self, list: &Rc<ListText>, pool: &mut Pool) -> Result<(), NoMemory> {
         self.push_part(pool, || Part::List(Rc::clone(list)))
     }
 
-    fn push_part(
-        &mut self,
-        pool: &mut Pool,
-        share: impl FnOnce() -> Part,
-    ) -> Result<(), TryReserveError> {
+    fn push_part(&mut self, pool: &mut Pool, share: impl FnOnce() -> Part) -> Result<(), NoMemory> {
         let pending = self.pending(pool)?;
         headroom::keeping(Headroom::Quarter, || pending.parts.try_reserve(1))?;
         let part = share();
@@ -242,7 +234,7 @@ impl Output {
     }
 
     #[inline(always)]
-    fn pending(&mut self, pool: &mut Pool) -> Result<&mut Pending, TryReserveError> {
+    fn pending(&mut self, pool: &mut Pool) -> Result<&mut Pending, NoMemory> {
         let pending = match &mut self.0 {
             Some(pending) => pending,
             none => none.insert(pool.alloc()?),
@@ -478,7 +470,7 @@ impl Pool {
         self.text_len
     }
 
-    fn alloc(&mut self) -> Result<Boxed, TryReserveError> {
+    fn alloc(&mut self) -> Result<Boxed, NoMemory> {
         if let Some(pending) = self.spare.pop() {
             return Ok(pending);
         }

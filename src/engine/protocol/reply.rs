@@ -3,6 +3,7 @@
 use super::output::{Output, Pool};
 use crate::engine::binlog::NoSpace;
 use crate::engine::binlog::record::JobState;
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::TubeKey;
 use crate::engine::queue::body::{Bodies, Body};
 use crate::engine::queue::listing::ListText;
@@ -10,7 +11,6 @@ use crate::engine::queue::read_body::ReadBody;
 use crate::engine::queue::tube::Tubes;
 use crate::engine::queue::unique::Hit;
 use crate::engine::text::{self, CR_LF};
-use std::collections::TryReserveError;
 use std::rc::Rc;
 
 /// What a handler returns. A refusal is two registers, so that `?` costs little.
@@ -53,8 +53,8 @@ pub enum Reply {
     LongList(Rc<ListText>),
 }
 
-impl From<TryReserveError> for Word {
-    fn from(_: TryReserveError) -> Word {
+impl From<NoMemory> for Word {
+    fn from(_: NoMemory) -> Word {
         Word::OUT_OF_MEMORY
     }
 }
@@ -73,7 +73,7 @@ impl Reply {
         output: &mut Output,
         pool: &mut Pool,
         tubes: &Tubes,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         match self {
             Reply::Later => Ok(()),
             Reply::Word(word) => output.push(word.0.as_bytes(), pool),
@@ -118,7 +118,7 @@ pub fn write_job(
     output: &mut Output,
     pool: &mut Pool,
     bodies: &mut Bodies,
-) -> Result<(), TryReserveError> {
+) -> Result<(), NoMemory> {
     let mut line = Line::new();
     line.number(body.content_len().into()).word(" ").number(id);
     if has_reserved {

@@ -5,7 +5,7 @@
 
 use crate::engine::commands::{COMMANDS, Counted};
 use crate::engine::conn::Conn;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::JobKey;
 use crate::engine::queue::Queue;
 use crate::engine::queue::job::{Holder, Job, ReservedEntry, State};
@@ -13,7 +13,6 @@ use crate::engine::queue::tube::Tube;
 use crate::engine::store::Store;
 use crate::engine::text::{self, CountOf, Grouped};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 use std::fmt::{self, Display, Write};
 use std::net::SocketAddr;
 
@@ -95,7 +94,7 @@ impl Yaml {
 const STRING_WRITE: &str = "writing to a string cannot fail";
 
 /// Returns a YAML list of `names`, whose number is not bounded.
-pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, TryReserveError> {
+pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<String, NoMemory> {
     const HEAD: &str = "---\n";
     let mut text = String::new();
     let lines = names.clone().map(|name| name.len() + "- \n".len());
@@ -117,7 +116,7 @@ pub fn jobs(
     next: u64,
     queue: &Queue,
     entry_of: impl Fn(Holder) -> ReservedEntry,
-) -> Result<String, TryReserveError> {
+) -> Result<String, NoMemory> {
     let mut text = begin_page("jobs", next, keys.is_empty(), longest_jobs_len(keys.len()))?;
     for &key in keys {
         let job = &queue.jobs[key];
@@ -137,19 +136,14 @@ pub fn jobs(
 }
 
 /// Returns the document of `list-clients` with these lines.
-pub fn clients(lines: &str, next: u64) -> Result<String, TryReserveError> {
+pub fn clients(lines: &str, next: u64) -> Result<String, NoMemory> {
     let mut text = begin_page("clients", next, lines.is_empty(), longest_page_len(lines.len()))?;
     text.push_str(lines);
     Ok(text)
 }
 
 /// Returns the lines before those of a page, in a text with memory for `len` bytes.
-fn begin_page(
-    name: &str,
-    next: u64,
-    is_empty: bool,
-    len: usize,
-) -> Result<String, TryReserveError> {
+fn begin_page(name: &str, next: u64, is_empty: bool, len: usize) -> Result<String, NoMemory> {
     let mut text = String::new();
     headroom::keeping(Headroom::Quarter, || text.try_reserve_exact(len))?;
     let end = if is_empty { " []\n" } else { "\n" };
@@ -158,7 +152,7 @@ fn begin_page(
 }
 
 /// Appends the line of `list-clients` with a client.
-pub fn push_client_line(text: &mut String, c: &Conn, queue: &Queue) -> Result<(), TryReserveError> {
+pub fn push_client_line(text: &mut String, c: &Conn, queue: &Queue) -> Result<(), NoMemory> {
     headroom::keeping(Headroom::Quarter, || text.try_reserve(LONGEST_CLIENT_LINE))?;
     let (id, activity, age) =
         (c.id(), c.activity().name(), queue.now.since(c.opened_at).whole_secs());

@@ -18,10 +18,11 @@
 //! part of them.
 
 use crate::engine::collections::slab::{self, Slots};
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::{BodyKey, Key};
 use crate::engine::text::CR_LF;
 use crate::engine::time::Nanos;
-use std::collections::{BTreeMap, TryReserveError};
+use std::collections::BTreeMap;
 
 /// A reference to the bytes of one job. Each one must be passed to [`Bodies::remove`] in the end.
 #[derive(Debug)]
@@ -129,7 +130,7 @@ impl Default for Bodies {
 
 impl Bodies {
     /// Stores a complete body, with its CR LF.
-    pub fn add(&mut self, bytes: &[u8]) -> Result<Body, TryReserveError> {
+    pub fn add(&mut self, bytes: &[u8]) -> Result<Body, NoMemory> {
         self.free_behind(bytes.len());
         let (body, class) = self.alloc(bytes.len())?;
         class.bytes_mut(body.key, 0, bytes.len()).copy_from_slice(bytes);
@@ -141,11 +142,11 @@ impl Bodies {
     ///
     /// # Panics
     /// `full_len` is above `2^30 + 2`.
-    pub fn begin(&mut self, full_len: usize) -> Result<Body, TryReserveError> {
+    pub fn begin(&mut self, full_len: usize) -> Result<Body, NoMemory> {
         Ok(self.alloc(full_len)?.0)
     }
 
-    fn alloc(&mut self, full_len: usize) -> Result<(Body, &mut SizeClass), TryReserveError> {
+    fn alloc(&mut self, full_len: usize) -> Result<(Body, &mut SizeClass), NoMemory> {
         let class = &mut self.classes[class_of(full_len)];
         let (key, growth) = class.alloc(full_len)?;
         self.taken_bytes += growth;
@@ -358,7 +359,7 @@ impl SizeClass {
     }
 
     /// Allocates a slot. Returns also the bytes by which the taken memory grows.
-    fn alloc(&mut self, full_len: usize) -> Result<(BodyKey, u64), TryReserveError> {
+    fn alloc(&mut self, full_len: usize) -> Result<(BodyKey, u64), NoMemory> {
         let (is_large, width) = (self.is_large(), self.width);
         let page_len = self.slots.page_len();
         self.slots.try_reserve_one(&mut self.pages, |page| {

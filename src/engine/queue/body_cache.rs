@@ -19,10 +19,10 @@ use super::read_body::{Grant, ReadBodies, ReadBody};
 use crate::engine::binlog::Binlog;
 use crate::engine::binlog::reads::RecordRead;
 use crate::engine::collections::histogram::Histogram;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{JobKey, TubeKey};
 use log::{error, warn};
-use std::collections::{HashSet, TryReserveError, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::rc::Rc;
 
@@ -87,11 +87,7 @@ impl Queue {
     }
 
     /// Returns the body of a record that is replayed: a cold one if the bodies in memory take too much.
-    pub(super) fn body_of_record(
-        &mut self,
-        tube: TubeKey,
-        bytes: &[u8],
-    ) -> Result<Body, TryReserveError> {
+    pub(super) fn body_of_record(&mut self, tube: TubeKey, bytes: &[u8]) -> Result<Body, NoMemory> {
         let full_len = u32::try_from(bytes.len()).expect("a body has at most 2^30 bytes");
         if self.is_cache_exceeded(full_len) {
             return Ok(self.cold_body(tube, full_len));
@@ -107,7 +103,7 @@ impl Queue {
         key: JobKey,
         tube: TubeKey,
         bytes: &[u8],
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         let body = self.body_of_record(tube, bytes)?;
         let job = &mut self.jobs[key];
         let old_tube = std::mem::replace(&mut job.tube, tube);

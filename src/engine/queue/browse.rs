@@ -13,10 +13,10 @@ use super::Queue;
 use super::job::Job;
 use super::tube::TubeJobs;
 use crate::engine::binlog::record::JobState;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{JobKey, Key, TubeKey};
 use crate::engine::text;
-use std::collections::{BinaryHeap, TryReserveError};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 /// A scan for the jobs of `list-jobs` and `peek-batch`, in steps.
@@ -73,7 +73,7 @@ impl Queue {
         count: usize,
         after: u64,
         scans: &Rc<()>,
-    ) -> Result<Option<SelectionScan>, TryReserveError> {
+    ) -> Result<Option<SelectionScan>, NoMemory> {
         let Some(tube) = self.tubes.find(name) else { return Ok(None) };
         let mut lowest = BinaryHeap::new();
         headroom::keeping(Headroom::Quarter, || lowest.try_reserve_exact(count + 1))?;
@@ -118,7 +118,7 @@ impl SelectionScan {
     }
 
     /// Continues the scan.
-    pub fn step(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
+    pub fn step(&mut self, queue: &mut Queue) -> Result<ScanStep, NoMemory> {
         if queue.tubes.find(&self.tube_name) != Some(self.tube) {
             return Ok(ScanStep::NoTube);
         }
@@ -214,7 +214,7 @@ impl SelectionScan {
     }
 
     /// Returns the found jobs that still exist and match.
-    fn finish(&mut self, queue: &mut Queue) -> Result<ScanStep, TryReserveError> {
+    fn finish(&mut self, queue: &mut Queue) -> Result<ScanStep, NoMemory> {
         let mut ids = std::mem::take(&mut self.lowest).into_sorted_vec();
         let has_more = ids.len() > self.count;
         queue.work.spend(ids.len() * WORK_PER_SELECTED);

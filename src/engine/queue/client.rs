@@ -7,10 +7,9 @@ use super::job::{Holder, Job, ReservedEntry, State};
 use super::outcomes::End;
 use super::waiters::{Watcher, Watching};
 use crate::engine::collections::heap::Heap;
-use crate::engine::headroom::Headroom;
+use crate::engine::headroom::{Headroom, NoMemory};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// The part of a connection that the rules use.
 pub struct Client {
@@ -34,7 +33,7 @@ const WORK_PER_WATCH: usize = 4;
 
 impl Queue {
     /// Returns the client of a new connection, which uses and watches `default`. No other one has its key.
-    pub fn connect(&mut self, key: ConnKey) -> Result<Client, TryReserveError> {
+    pub fn connect(&mut self, key: ConnKey) -> Result<Client, NoMemory> {
         let mut client = Client {
             key,
             used: TubeKey::DEFAULT,

@@ -7,10 +7,9 @@ use super::tube::{Pause, Tube};
 use super::waiters::Wait;
 use super::{Queue, WORK_PER_MOVE, WORK_PER_WAKE, WaitResult};
 use crate::engine::binlog::Binlog;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{ConnKey, JobKey, TubeKey};
 use crate::engine::time::Nanos;
-use std::collections::TryReserveError;
 
 /// A wait ends with `DEADLINE_SOON` when a reserved job of the connection is this close to its
 /// deadline.
@@ -79,7 +78,7 @@ impl Queue {
     /// Makes the connection wait for a job. The wait also ends with its timeout, or when a reserved
     /// job is near its deadline. Returns `false` without work left to queue it at all tubes: the connection does
     /// not wait, and must search again.
-    pub fn wait(&mut self, client: &Client, wait: Wait) -> Result<bool, TryReserveError> {
+    pub fn wait(&mut self, client: &Client, wait: Wait) -> Result<bool, NoMemory> {
         let waits = headroom::keeping(Headroom::ThreeQuarters, || {
             // All waits may end at once.
             let waiting = usize::try_from(self.totals.waiting).unwrap_or(usize::MAX);

@@ -8,10 +8,10 @@ use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
 use crate::engine::collections::tree::{Order, Tree};
 use crate::engine::digest::Con;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{GroupKey, JobKey, Key, MemberKey, TubeKey};
 use std::cell::Cell;
-use std::collections::{BTreeMap, TryReserveError};
+use std::collections::BTreeMap;
 
 /// A job in its group.
 pub struct Member {
@@ -109,7 +109,7 @@ impl Groups {
     }
 
     /// Ensures that one more job can have a group.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self) -> Result<(), NoMemory> {
         headroom::ensure_free(Headroom::Half, LIMITS_BYTES)?;
         self.groups.try_reserve_one()?;
         self.members.try_reserve_one()

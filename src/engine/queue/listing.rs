@@ -4,9 +4,8 @@
 //! adds at most 1,024 names. All replies with the list share it: a client that does not read its reply has no
 //! copy of its own. The system moves a long text by remapping its pages.
 
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::rc::Rc;
 
 /// The bytes of a list.
@@ -19,7 +18,7 @@ pub struct ListText {
 
 impl ListText {
     /// Returns a list without names. Its bytes are counted in `all_bytes` as long as it exists.
-    pub fn new(all_bytes: &Rc<Cell<u64>>) -> Result<ListText, TryReserveError> {
+    pub fn new(all_bytes: &Rc<Cell<u64>>) -> Result<ListText, NoMemory> {
         let all_bytes = Rc::clone(all_bytes);
         let mut list = ListText { text: Vec::new(), all_bytes };
         list.push(b"---\n")?;
@@ -27,7 +26,7 @@ impl ListText {
     }
 
     /// Adds a name. After an error a part of its line may have been added.
-    pub fn push_name(&mut self, name: &str) -> Result<(), TryReserveError> {
+    pub fn push_name(&mut self, name: &str) -> Result<(), NoMemory> {
         self.push(b"- ")?;
         self.push(name.as_bytes())?;
         self.push(b"\n")
@@ -37,7 +36,7 @@ impl ListText {
         &self.text
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Result<(), TryReserveError> {
+    fn push(&mut self, bytes: &[u8]) -> Result<(), NoMemory> {
         headroom::keeping(Headroom::ThreeQuarters, || self.text.try_reserve(bytes.len()))?;
         self.text.extend_from_slice(bytes);
         self.all_bytes.update(|all| all + bytes.len() as u64);

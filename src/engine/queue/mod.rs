@@ -27,8 +27,7 @@
 //! The rules that each job passes are always inlined: one with several callers would not be, and the calls cost 55
 //! instructions an operation.
 //!
-//! A [`TryReserveError`] means in all modules that there is no memory. No client can observe that
-//! the failed call changed anything.
+//! No client can observe that a call that failed for want of memory changed anything.
 //!
 //! | file | owns |
 //! |---|---|
@@ -89,6 +88,7 @@ use super::keys::{ConnKey, JobKey, Key, NIL, TubeKey};
 use super::limits::{Limits, Settings};
 use super::time::{ClockOffset, Nanos};
 use super::work::Work;
+use crate::engine::headroom::NoMemory;
 use body::{Bodies, Body};
 use body_cache::BodyCache;
 use client::Client;
@@ -96,7 +96,7 @@ use counts::{CountedEvent, LargeCounts};
 use flush::Flush;
 use job::{Holder, Job, JobParams, Jobs, State, Target};
 use outcomes::End;
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 use take_back::BuryLog;
 use tube::Tubes;
 use unique::{NewKey, UniqueKeys};
@@ -241,7 +241,7 @@ impl Queue {
     // ---- Tubes ----
 
     /// Sets the tube of the connection's puts; creates it if there is none of this name.
-    pub fn use_tube(&mut self, client: &mut Client, name: &str) -> Result<(), TryReserveError> {
+    pub fn use_tube(&mut self, client: &mut Client, name: &str) -> Result<(), NoMemory> {
         let tube = self.find_or_create_tube(name)?;
         self.tubes[tube].using += 1;
         let previous = std::mem::replace(&mut client.used, tube);
@@ -252,7 +252,7 @@ impl Queue {
 
     /// Adds a tube to those from which the connection reserves; creates it if there is none of this
     /// name.
-    pub fn watch(&mut self, client: &mut Client, name: &str) -> Result<(), TryReserveError> {
+    pub fn watch(&mut self, client: &mut Client, name: &str) -> Result<(), NoMemory> {
         let tube = self.find_or_create_tube(name)?;
         let added = self.add_watch(client, tube);
         self.remove_tube_if_idle(tube);
@@ -274,7 +274,7 @@ impl Queue {
 
     /// Returns the tube of this name; creates it if there is none. If the caller neither puts a job
     /// into it, nor uses or watches it, it calls [`Queue::remove_tube_if_idle`].
-    pub fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+    pub fn find_or_create_tube(&mut self, name: &str) -> Result<TubeKey, NoMemory> {
         if let Some(tube) = self.tubes.find(name) {
             return Ok(tube);
         }

@@ -5,7 +5,7 @@
 //! offset. A job whose full record is damaged stays as an older file has it, or is lost. A damaged file is
 //! renamed when its intact jobs and those of older files are in a new one: at the start, or while clients are served.
 //!
-//! A function that returns `TryReserveError` found too little memory for the jobs.
+//! A function that returns `NoMemory` found too little memory for the jobs.
 //!
 //! [`history`]: crate::engine::binlog::history
 
@@ -25,12 +25,12 @@ use crate::engine::binlog::record::{
 };
 use crate::engine::binlog::{Binlog, Syncing};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{JobKey, TubeKey};
 use crate::engine::text::CountOf;
 use crate::engine::time::Nanos;
 use log::{error, info, warn};
-use std::collections::{HashSet, TryReserveError};
+use std::collections::HashSet;
 
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -280,7 +280,7 @@ impl ReplayState<'_> {
         number: FileNumber,
         record: &Record<'_>,
         key_before: Option<(FileNumber, KeyRecord)>,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         match record.content {
             Content::Job(fields) if fields.state == JobState::Deleted => {
                 self.apply_delete(&fields, key_before)
@@ -317,7 +317,7 @@ impl ReplayState<'_> {
         &mut self,
         fields: &Fields,
         kept: Option<(FileNumber, KeyRecord)>,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         self.lost.remove(&fields.id);
         let Some(key) = self.queue.jobs.find(fields.id) else { return Ok(()) };
         let last = self.last_states[key];
@@ -343,7 +343,7 @@ impl ReplayState<'_> {
         known: Option<JobKey>,
         fields: &Fields,
         &Record { offset, tube, body, .. }: &Record<'_>,
-    ) -> Result<JobKey, TryReserveError> {
+    ) -> Result<JobKey, NoMemory> {
         // Its length when compaction writes it.
         let mut len = record::full_len(tube, body.len()) as u64;
         // Most jobs are in the tube of the job before.
@@ -376,7 +376,7 @@ impl ReplayState<'_> {
         key: JobKey,
         fields: &Fields,
         is_full: bool,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         self.files.supersede(key);
         let job = &mut self.queue.jobs[key];
         job.pri = fields.pri;
@@ -412,7 +412,7 @@ impl ReplayState<'_> {
 
     /// Moves each job to the state in its last record. Returns how many are left in no state, because a flush has
     /// deleted them.
-    fn place_jobs(&mut self) -> Result<u64, TryReserveError> {
+    fn place_jobs(&mut self) -> Result<u64, NoMemory> {
         let (now, mut buried, mut flushed) = (self.queue.now, Vec::new(), 0);
         for key in self.files.jobs() {
             let job = &mut self.queue.jobs[key];

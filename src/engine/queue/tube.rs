@@ -13,12 +13,11 @@ use crate::engine::collections::chains::{HashSlab, Hashed, low_half, mix};
 use crate::engine::collections::heap::Heap;
 use crate::engine::collections::list::List;
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::{ConnKey, JobKey, Key, TubeKey};
 use crate::engine::text;
 use crate::engine::time::Nanos;
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
@@ -174,14 +173,14 @@ impl Tubes {
     }
 
     /// Reserves memory for one more tube. Returns the key that it gets.
-    pub fn try_reserve_key(&mut self) -> Result<TubeKey, TryReserveError> {
+    pub fn try_reserve_key(&mut self) -> Result<TubeKey, NoMemory> {
         self.table.try_reserve_one()?;
         headroom::keeping(Headroom::Quarter, || self.order.try_reserve(1))?;
         Ok(self.table.next_key())
     }
 
     /// Creates a tube with a new name, after [`Tubes::try_reserve_key`].
-    pub fn create(&mut self, name: &str) -> Result<TubeKey, TryReserveError> {
+    pub fn create(&mut self, name: &str) -> Result<TubeKey, NoMemory> {
         let tube = Tube {
             name: text::try_boxed(name)?,
             hash: self.hash(name),

@@ -25,10 +25,11 @@ use super::ordered::{KeptUntil, Ordered};
 use crate::engine::binlog::record::{Decision, JobState, KeyRecord};
 use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::digest::{Con, Digest, Secret};
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::{JobKey, MemberKey, UniqueKey};
 use crate::engine::time::{ClockOffset, Nanos};
 use std::cell::Cell;
-use std::collections::{BTreeSet, TryReserveError};
+use std::collections::BTreeSet;
 
 /// The keys of jobs.
 #[derive(Default)]
@@ -247,7 +248,7 @@ impl UniqueKeys {
     }
 
     /// Ensures that one more job can have a key without allocating.
-    pub fn try_reserve_one(&mut self, con: Option<Con>) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self, con: Option<Con>) -> Result<(), NoMemory> {
         self.of_jobs.try_reserve_one()?;
         con.map_or(Ok(()), |_| self.groups.try_reserve_one())
     }

@@ -38,12 +38,11 @@ use crate::engine::collections::chains::{HashSlab, Hashed};
 use crate::engine::collections::heap::{Entry, Heap};
 use crate::engine::collections::list::{Linked, Links, List};
 use crate::engine::collections::slab::PagedSlab;
-use crate::engine::headroom;
+use crate::engine::headroom::{self, NoMemory};
 use crate::engine::keys::{ConnKey, JobKey, Key, NIL, TubeKey, WatchKey};
 use crate::engine::time::Nanos;
 use crate::engine::work::Rest;
 use std::cell::Cell;
-use std::collections::TryReserveError;
 use std::num::NonZero;
 
 /// A connection's watch of a tube.
@@ -145,7 +144,7 @@ impl Queue {
     /// have all changed, so the search ends when no work is left for it.
     // The compiler inlines a function into every command only if it has one caller.
     #[inline(always)]
-    pub fn best_job(&mut self, client: &mut Client) -> Result<Search, TryReserveError> {
+    pub fn best_job(&mut self, client: &mut Client) -> Result<Search, NoMemory> {
         if !self.offer_parked() {
             return Ok(Search::Unfinished);
         }
@@ -229,11 +228,7 @@ impl Queue {
 
     /// Queues the connection at all tubes that it watches. Returns `false` without work left for that:
     /// the connection does not wait, but keeps its new entries. The same holds without memory.
-    pub(super) fn enqueue_waiter(
-        &mut self,
-        conn: ConnKey,
-        wait: Wait,
-    ) -> Result<bool, TryReserveError> {
+    pub(super) fn enqueue_waiter(&mut self, conn: ConnKey, wait: Wait) -> Result<bool, NoMemory> {
         while let Some(key) = self.watchers[conn].not_queued.front() {
             if !self.check_watch() {
                 return Ok(false);
@@ -288,11 +283,7 @@ impl Queue {
     }
 
     /// Adds a watch of the tube, unless the connection has one.
-    pub(super) fn add_watch(
-        &mut self,
-        client: &mut Client,
-        tube: TubeKey,
-    ) -> Result<(), TryReserveError> {
+    pub(super) fn add_watch(&mut self, client: &mut Client, tube: TubeKey) -> Result<(), NoMemory> {
         let conn = client.key;
         if self.find_watch(conn, tube).is_some() {
             return Ok(());

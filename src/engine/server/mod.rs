@@ -16,8 +16,6 @@
 //!
 //! One iteration is bounded, whatever clients send: each part of it has some [work](crate::engine::work).
 //!
-//! A [`TryReserveError`] means in all modules that there is no memory.
-//!
 //! | file | owns |
 //! |---|---|
 //! | [`link`] | a connection with its stream: reads and writes |
@@ -40,7 +38,7 @@ use crate::engine::binlog::error::BinlogError;
 use crate::engine::binlog::{Binlog, Progress};
 use crate::engine::collections::slab::{PAGE_BYTES, PagedSlab};
 use crate::engine::conn::{Conn, Doing, WaitFor};
-use crate::engine::headroom::{self, Headroom};
+use crate::engine::headroom::{self, Headroom, NoMemory};
 use crate::engine::keys::ConnKey;
 use crate::engine::limits::{Limits, Settings};
 use crate::engine::lists::list_step;
@@ -52,7 +50,7 @@ use crate::engine::store::Store;
 use crate::engine::time::Nanos;
 use link::Link;
 use log::{debug, warn};
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use visits::Visits;
@@ -123,7 +121,7 @@ impl<S> Server<S> {
     }
 
     /// Reserves memory for one more client. A client that is not accepted waits in the kernel.
-    pub fn try_reserve_one(&mut self) -> Result<(), TryReserveError> {
+    pub fn try_reserve_one(&mut self) -> Result<(), NoMemory> {
         headroom::keeping(self.headroom_for_one(), || {
             // Each client is named once in each list, and those that were just closed may still be.
             let clients =
@@ -153,11 +151,7 @@ impl<S> Server<S> {
     /// Adds a connection, after [`Server::try_reserve_one`]. On an error the caller rejects the client.
     /// The address of a Unix socket is `None`: such a stream is read until it has no more bytes, because its end may
     /// come without an event.
-    pub fn connect(
-        &mut self,
-        stream: S,
-        address: Option<SocketAddr>,
-    ) -> Result<ConnKey, TryReserveError> {
+    pub fn connect(&mut self, stream: S, address: Option<SocketAddr>) -> Result<ConnKey, NoMemory> {
         let key = self.vacant_key();
         let client = headroom::keeping(self.headroom_for_one(), || self.store.queue.connect(key))?;
         let conn = Conn::new(client, address, self.store.queue.now);

@@ -4,8 +4,9 @@
 //! at least one of them is visited: so hundreds of batches delay no short command by more than a step.
 
 use super::link::Link;
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::ConnKey;
-use std::collections::{TryReserveError, VecDeque};
+use std::collections::VecDeque;
 
 /// The connections to visit, each once.
 #[derive(Default)]
@@ -26,7 +27,7 @@ struct Class {
 
 impl Visits {
     /// Ensures that this number of connections needs no memory.
-    pub fn try_reserve(&mut self, connections: usize) -> Result<(), TryReserveError> {
+    pub fn try_reserve(&mut self, connections: usize) -> Result<(), NoMemory> {
         self.short.keys.try_reserve(connections)?;
         self.long.keys.try_reserve(connections)
     }

@@ -7,19 +7,15 @@ use super::ReplayState;
 use crate::engine::binlog::disk::FileNumber;
 use crate::engine::binlog::files::SHORT;
 use crate::engine::binlog::record::KeyRecord;
+use crate::engine::headroom::NoMemory;
 use crate::engine::keys::JobKey;
 use crate::engine::queue::job::Job;
 use crate::engine::queue::unique::NewKey;
-use std::collections::TryReserveError;
 
 impl ReplayState<'_> {
     /// Gives the key of `record` to the job of the full record after it, which was just applied. Takes the
     /// key from another owner, and another key from the job.
-    pub(super) fn give_key(
-        &mut self,
-        key: JobKey,
-        record: &KeyRecord,
-    ) -> Result<(), TryReserveError> {
+    pub(super) fn give_key(&mut self, key: JobKey, record: &KeyRecord) -> Result<(), NoMemory> {
         let KeyRecord { digest, ttl_secs, con, .. } = *record;
         self.last_states.get_mut(key).into_iter().for_each(|last| last.must_rewrite = false);
         let own = self.queue.jobs[key].unique().map(|_| key);
@@ -42,7 +38,7 @@ impl ReplayState<'_> {
         &mut self,
         number: FileNumber,
         record: &KeyRecord,
-    ) -> Result<(), TryReserveError> {
+    ) -> Result<(), NoMemory> {
         let KeyRecord { id, digest, ttl_secs, kept_until, .. } = *record;
         // The records of a binlog have one secret.
         self.queue.unique.secret = record.secret;
