@@ -639,9 +639,7 @@ impl Binlog {
             debug!("cannot remove binlog.{number}: {error}; retrying in 60 s");
             return Err(error);
         }
-        self.sync.is_truncating = true;
-        self.space.refusal = None;
-        self.files.remove_file(self.files.list.len() - 1);
+        self.forget_file(self.files.list.len() - 1);
         Ok(())
     }
 

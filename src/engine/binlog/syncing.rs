@@ -356,14 +356,19 @@ impl Binlog {
         }
         debug!("binlog.{number}: removed");
         self.sync.has_new_names = true;
-        self.sync.is_truncating = true;
-        self.space.refusal = None;
-        self.files.remove_file(index);
+        self.forget_file(index);
         // The next one waits until this removal is synced.
         if let Some(next) = self.files.first_free() {
             self.files.list[next].free_since = Some(self.sync.begun);
         }
         true
+    }
+
+    /// Forgets a file that is gone from the disk. Its space is freed by the next commits, and puts may use it.
+    pub(super) fn forget_file(&mut self, index: usize) {
+        self.sync.is_truncating = true;
+        self.space.refusal = None;
+        self.files.remove_file(index);
     }
 
     fn set_aside(&mut self, number: FileNumber) -> io::Result<()> {

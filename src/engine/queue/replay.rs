@@ -397,7 +397,7 @@ impl ReplayState<'_> {
         if state == JobState::Buried {
             self.queue.last_buried_at = self.queue.last_buried_at.max(moment);
         }
-        // Only a damaged record says so of a job that is not buried.
+        // Only a damaged record has this mark for a job that is not buried.
         let is_held = state == JobState::Buried && fields.mark == Mark::Held;
         let must_rewrite = before.as_ref().is_some_and(|before| before.must_rewrite);
         let last = LastState { state, moment, is_held, since: self.flushes.count, must_rewrite };
