@@ -119,13 +119,12 @@ impl MediaType {
     fn preferred<'h>(fields: impl Iterator<Item = &'h [u8]> + Clone) -> MediaType {
         // Of equal ones the last counts.
         let types = [MediaType::Json, MediaType::Text, MediaType::Html];
-        let quality = |own: &MediaType| own.quality(fields.clone());
-        let preferred = types.into_iter().max_by(|a, b| quality(a).total_cmp(&quality(b)));
+        let preferred = types.into_iter().max_by_key(|own| own.quality(fields.clone()));
         preferred.unwrap_or(MediaType::Html)
     }
 
-    /// Returns the quality of this type: that of the most specific range that matches it.
-    fn quality<'h>(self, fields: impl Iterator<Item = &'h [u8]>) -> f32 {
+    /// Returns the quality of this type in thousandths: that of the most specific range that matches it.
+    fn quality<'h>(self, fields: impl Iterator<Item = &'h [u8]>) -> u32 {
         let ranges = fields.filter_map(|field| std::str::from_utf8(field).ok());
         let matching = ranges.flat_map(|field| field.split(',')).filter_map(|range| {
             let mut parts = range.split(';').map(str::trim);
@@ -133,11 +132,17 @@ impl MediaType {
             let (own, _) = self.names();
             let specificity = own.iter().position(|own| own.eq_ignore_ascii_case(name))?;
             let quality = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.strip_prefix('='));
-            let number = |text: &str| text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
-            Some((specificity, quality.map_or(Some(1.0), number).unwrap_or(0.0)))
+            Some((specificity, thousandths(quality.unwrap_or("1")).unwrap_or(0)))
         });
-        matching.max_by_key(|&(specificity, _)| specificity).map_or(0.0, |(_, quality)| quality)
+        matching.max_by_key(|&(specificity, _)| specificity).map_or(0, |(_, quality)| quality)
     }
+}
+
+/// Returns a quality, which has three decimals that count (RFC 9110, section 12.4.2), in thousandths.
+fn thousandths(quality: &str) -> Option<u32> {
+    let (whole, decimals) = quality.split_once('.').unwrap_or((quality, ""));
+    let number = format!("{whole}{decimals:0<3.3}").parse().ok();
+    number.filter(|&it| it <= 1000)
 }
 
 #[cfg(test)]
@@ -210,6 +215,7 @@ mod tests {
             (&["*/*;q=0.9, text/html;q=0.1"], MediaType::Text),
             (&["text/plain;q=x, text/html;q=0.001"], MediaType::Html),
             (&["text/plain;q=nan, application/json;q=2, text/html;q=0.1"], MediaType::Html),
+            (&["text/html;q=.3333", "text/plain;q=0.3341"], MediaType::Text),
             (&["image/png"], MediaType::Html),
             (&["text/plain;q=0"], MediaType::Html),
             (&["text"], MediaType::Html),

@@ -413,11 +413,10 @@ fn label(text: &str) -> String {
     text.replace(is_unprintable, "\u{fffd}").replace('\\', r"\\").replace('"', "\\\"")
 }
 
-/// Returns a time or duration in seconds.
-fn seconds(time: Nanos) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a time of day is exact to 256 ns")]
-    let nanos = time.as_nanos() as f64;
-    nanos / 1e9
+/// Returns a time or duration in seconds. Code for floating point numbers would be a hundredth of the static binary.
+fn seconds(time: Nanos) -> String {
+    let exact = format!("{}.{:09}", time.whole_secs(), time.as_nanos() % 1_000_000_000);
+    exact.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
