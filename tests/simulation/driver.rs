@@ -324,8 +324,13 @@ impl Simulation {
     fn forget(&mut self, number: ClientNumber) {
         let socket = self.sockets.remove(&number).expect("the client is connected");
         self.numbers.remove(&socket.client);
+        let closing = self.model.closing.len();
         self.model.begin_close(number);
         self.follow_closes();
+        // The rest of it, if there is any, waits behind the others.
+        if self.model.closing.len() > closing {
+            self.model.closing.rotate_left(1);
+        }
     }
 
     fn fail_disk_after(&mut self, changes: u64, crash: Crash) {

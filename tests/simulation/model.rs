@@ -83,7 +83,7 @@ pub struct Model {
     tubes_changed: u64,
     pauses_changed: u64,
     /// Closed connections that have not given back everything, with numbers of their own.
-    closing: Vec<(ClientNumber, Client)>,
+    pub closing: Vec<(ClientNumber, Client)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

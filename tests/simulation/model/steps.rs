@@ -288,7 +288,7 @@ impl Model {
     // ---- Close ----
 
     /// Closes a connection. It gives back its jobs in the order of their reservations, then its tubes:
-    /// [`Model::close_step`].
+    /// [`Model::close_step`]. A first part of them comes before those of connections that were closed earlier.
     pub fn begin_close(&mut self, number: ClientNumber) {
         self.waiters.retain(|waiter| waiter.client != number);
         for flush in self.flushes.iter_mut().filter(|flush| flush.client == Some(number)) {
@@ -304,7 +304,7 @@ impl Model {
                 *by = own;
             }
         }
-        self.closing.push((own, client));
+        self.closing.insert(0, (own, client));
     }
 
     /// A closed connection gives back its next job, or its tubes. Returns `false` if there is none.
