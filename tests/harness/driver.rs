@@ -422,6 +422,12 @@ impl Driver {
         })
     }
 
+    /// Returns whether the client waits for a job.
+    pub fn waits(&self, client: Client) -> bool {
+        let conn = self.key(client).and_then(|key| self.server.inspect(key));
+        conn.is_some_and(|(conn, _)| matches!(conn.doing, Doing::Wait(WaitFor::Job(_))))
+    }
+
     /// Returns how many ids a `delete-batch` in steps has left.
     pub fn ids_left(&self, client: Client) -> usize {
         let conn = self.key(client).and_then(|key| self.server.inspect(key));

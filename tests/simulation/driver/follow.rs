@@ -167,11 +167,10 @@ impl Simulation {
         }
     }
 
-    /// Returns whether a worker that waits in the model has got a job. One that has waited for a batch has no
-    /// reply yet.
+    /// Returns whether a worker that waits in the model has got a job. It may have no reply yet, because it makes a batch
+    /// or waits for the body.
     fn is_woken(&self, client: ClientNumber) -> bool {
-        let is_in_steps = self.driver.is_in_steps(self.sockets[&client].client);
-        self.model.is_waiting(client) && (is_in_steps || !self.unknown(client).is_empty())
+        self.model.is_waiting(client) && !self.driver.waits(self.sockets[&client].client)
     }
 
     /// Ends the flushes that the engine has ended: those with a reply, and in a tick those of clients that
