@@ -61,8 +61,8 @@ fn main() -> ExitCode {
             let script = script.clone();
             let mut setup: Setup = format!("setup 0 {setup}").parse().expect("it is a setup");
             setup.limits.read_bytes = setup.limits.read_bytes.max(bytes_of(&script) / MOST_READS);
-            // No seed draws these.
-            (setup.limits.due_slice_work, setup.limits.keys_forgotten_per_tick) = (1, 1);
+            // No seed draws it.
+            setup.limits.due_slice_work = 1;
             let name = format!("{player}::{}", script.name);
             trials.push(Trial::test(name, move || {
                 let world = JudgedWorld::new(&script, setup, room);

@@ -40,8 +40,8 @@ limits! {
     least_share_work: usize = 16,
 
     // ---- Due work ----
-    /// The most units that a tick does for tubes, and again for connections. The rest is done in the
-    /// next iterations.
+    /// The most units that a tick does for tubes, and again for connections and for kept keys. The rest is done in
+    /// the next iterations.
     most_due_work: usize = 2048,
     /// The least units of such a tick. `most_due_work` has precedence.
     least_due_work: usize = 64,
@@ -53,8 +53,6 @@ limits! {
     closing_work: usize = 1024,
     /// The units for one closed connection at a time, so that its jobs delay no other.
     closing_slice_work: usize = 256,
-    /// The kept keys that a tick forgets, in about 0.1 ms.
-    keys_forgotten_per_tick: usize = 256,
 
     // ---- Steps of commands ----
     /// The watches that a reserve checks in an iteration.

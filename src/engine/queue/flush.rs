@@ -42,7 +42,8 @@ pub(super) struct Flush {
 const MAX_PENDING: u8 = 200;
 /// All tubes together have at most this many, because the flush of a job is found by a linear search.
 const MAX_PENDING_IN_ALL: usize = 1024;
-/// Units of work to free a flushed job, without the memory pages that are freed with it.
+/// Units of work to free a flushed job, or to forget one whose key was kept, without the memory pages that are freed
+/// with it.
 const WORK_PER_FREE: usize = 3;
 /// A search for reserved jobs checks this many jobs or connections in one unit of work.
 const CHECKS_PER_WORK: usize = 4;
@@ -256,6 +257,11 @@ impl Queue {
         self.free_slot(key);
         self.jobs[key].state = State::Detached;
         self.end_job(key, Some(decision));
+        self.spend_for_freed(mapped_before);
+    }
+
+    /// Spends the price of freeing a job, before which the pages of jobs took this many bytes.
+    pub(super) fn spend_for_freed(&mut self, mapped_before: u64) {
         let freed = mapped_before.saturating_sub(self.mapped_bytes()).div_ceil(PAGE_BYTES as u64);
         let pages = usize::try_from(freed).unwrap_or(usize::MAX);
         self.work.spend(WORK_PER_FREE + pages * WORK_PER_FREED_PAGE);

@@ -168,12 +168,16 @@ impl Queue {
         self.binlog.iter_mut().for_each(|binlog| binlog.forget(job));
     }
 
-    /// Forgets kept keys whose time has passed, or the first of many.
+    /// Forgets kept keys whose time has passed, the first one first.
     pub(super) fn forget_ended(&mut self) {
-        for _ in 0..self.limits.keys_forgotten_per_tick {
-            let has_ended = |&job: &JobKey| self.jobs[job].due <= self.now;
-            let Some(job) = self.unique.kept.first(&self.jobs).filter(has_ended) else { return };
+        self.work.begin_due();
+        while self.work.is_left()
+            && self.next_key_end() <= self.now
+            && let Some(job) = self.unique.kept.first(&self.jobs)
+        {
+            let mapped_before = self.mapped_bytes();
             self.forget_kept(job);
+            self.spend_for_freed(mapped_before);
         }
     }
 
