@@ -355,24 +355,24 @@ impl Binlog {
         let len = len as u64 + keeps_key.map_or(0, |_| SHORT);
         let own_deletes = 1 + u64::from(keeps_key == Some(true));
         let delete_records = self.files.delete_records() + own_deletes;
-        let reserved = self.reserve(len, delete_records, |least| least);
+        let reserved = self.reserve(len, delete_records, 4);
         self.log_refusal(reserved.is_ok());
         reserved
     }
 
     /// Reserves space for a short record of a job that exists.
     pub fn reserve_update(&mut self) -> Result<(), NoSpace> {
-        self.reserve(SHORT, self.files.delete_records(), |least| least - least / 4)
+        self.reserve(SHORT, self.files.delete_records(), 3)
     }
 
     /// Reserves space for records of `len` bytes that may use the headroom of compaction.
     pub(super) fn reserve_from_headroom(&mut self, len: u64) -> Result<(), NoSpace> {
-        self.reserve(len, self.kept_deletes(), |_| 0)
+        self.reserve(len, self.kept_deletes(), 0)
     }
 
     /// Reserves space for a record of `len` bytes. There must be room behind it for these short records of
-    /// deletes and, when the disk has no more space, for a part of [`Binlog::min_headroom`].
-    fn reserve(&mut self, len: u64, deletes: u64, part: fn(u64) -> u64) -> Result<(), NoSpace> {
+    /// deletes and, when the disk has no more space, for these quarters of [`Binlog::min_headroom`].
+    fn reserve(&mut self, len: u64, deletes: u64, quarters: u64) -> Result<(), NoSpace> {
         loop {
             let room = self.room_behind(len).and_then(|room| room.checked_sub(deletes));
             let has = |headroom: u64| room.is_some_and(|room| room >= headroom);
@@ -382,7 +382,8 @@ impl Binlog {
             let is_enough = has(headroom + LAST_HEADROOM)
                 || (has(quarter + LAST_HEADROOM.min(quarter) / 2) && self.is_at_bound());
             if is_enough || !self.prepare() {
-                let fits = is_enough || has(part(self.min_headroom()) + LAST_HEADROOM);
+                let least = (self.min_headroom() * quarters).div_ceil(4);
+                let fits = is_enough || has(least + LAST_HEADROOM);
                 return if fits { self.ensure_fits(len) } else { Err(NoSpace) };
             }
         }
