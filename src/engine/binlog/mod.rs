@@ -294,7 +294,7 @@ impl Binlog {
         self.files.count_free(self.sync.begun);
         // It waits until the space of earlier files is freed, unless the disk is full. Beyond the bound the commit
         // waits for the sync, so that files cannot be written faster than they are removed.
-        if self.files.sums.free > 0 && (self.is_full() || !self.sync.is_truncating) {
+        if self.is_full() || !self.sync.is_truncating {
             self.remove_some(self.is_within_bound());
         }
         self.remove_excess();
