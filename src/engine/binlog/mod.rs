@@ -190,12 +190,7 @@ impl Binlog {
         if has_room {
             // It may be in another file than the key.
             self.files.supersede_file(older);
-            let unsynced_since = self.sync.unsynced_since;
             self.append_job(fields, "", &[]);
-            if is_flushed && !self.disk.is_remote() {
-                // The record of the flush has deleted the job, so its delete is not synced by itself.
-                self.sync.unsynced_since = unsynced_since;
-            }
         }
         if kept.is_none() {
             self.files.remove(job);

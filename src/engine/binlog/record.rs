@@ -303,6 +303,11 @@ pub fn write(
 }
 
 impl Content {
+    /// Returns whether the record of a flush has the effect of this one: without it, this one need not be synced.
+    pub fn is_implied(&self) -> bool {
+        matches!(self, Content::Job(fields) if fields.mark.is_flushed())
+    }
+
     fn to_raw(self) -> Raw {
         match self {
             Content::Job(job) => Raw {

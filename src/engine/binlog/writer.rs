@@ -37,7 +37,9 @@ impl Binlog {
             self.use_bytes(body.len());
             self.write_end(Some(body));
         }
-        self.sync.unsynced_since.get_or_insert(self.now);
+        if !content.is_implied() || self.disk.is_remote() {
+            self.sync.unsynced_since.get_or_insert(self.now);
+        }
         self.recorded_at = self.now;
     }
 
