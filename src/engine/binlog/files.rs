@@ -69,8 +69,8 @@ pub struct Files {
 pub struct Sums {
     /// The bytes that all files take on the disk.
     pub disk_bytes: u64,
-    /// The number of free files, and the bytes that they take on the disk.
-    pub free: usize,
+    /// The index of the oldest free file, and the bytes that all free ones take on the disk.
+    pub first_free: Option<usize>,
     pub free_bytes: u64,
     /// The bytes that closed files take on the disk, without free ones, and the bytes of their records.
     pub closed_bytes: u64,
@@ -289,7 +289,7 @@ impl Files {
             let bytes = on_disk(file.size);
             sums.disk_bytes += bytes;
             if file.free_since.is_some() {
-                sums.free += 1;
+                sums.first_free = sums.first_free.or(Some(index));
                 sums.free_bytes += bytes;
             } else if index < self.current {
                 sums.closed_bytes += bytes;
@@ -323,12 +323,6 @@ impl Files {
     }
 
     // ---- Free files ----
-
-    /// Returns the index of the oldest free file.
-    pub fn first_free(&self) -> Option<usize> {
-        let is_free = |file: &File| file.free_since.is_some();
-        if self.sums.free == 0 { None } else { self.list.iter().position(is_free) }
-    }
 
     /// Finds the files that have become free, after this many syncs were begun. A closed file never gets
     /// another job.

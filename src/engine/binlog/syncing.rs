@@ -298,14 +298,14 @@ impl Binlog {
             return self.now;
         }
         let is_removable = |first| self.may_remove(first) || !self.sync.is_in_background();
-        let is_due = self.files.first_free().is_some_and(is_removable);
+        let is_due = self.files.sums.first_free.is_some_and(is_removable);
         if is_due { self.sync.retry_at } else { Nanos::NEVER }
     }
 
     /// Returns the file that can be removed now, perhaps after a sync.
     pub(super) fn next_to_remove(&self) -> Option<usize> {
         let may_try = self.sync.retry_at <= self.now && !self.has_failed();
-        self.files.first_free().filter(|_| may_try)
+        self.files.sums.first_free.filter(|_| may_try)
     }
 
     /// Returns whether a free file may be removed: what has made it free is synced, and so is the removal of
@@ -318,7 +318,7 @@ impl Binlog {
 
     /// Removes free files, as many as one iteration has time for.
     pub(super) fn remove_some(&mut self, may_wait: bool) {
-        let Some(first) = self.files.first_free() else { return };
+        let Some(first) = self.files.sums.first_free else { return };
         let is_small = self.files.list[first].size <= SMALL_FILE;
         let Limits { removals_per_commit, small_removals_per_commit, .. } = self.limits;
         let most = if is_small { small_removals_per_commit } else { removals_per_commit };
@@ -358,7 +358,7 @@ impl Binlog {
         self.sync.has_new_names = true;
         self.forget_file(index);
         // The next one waits until this removal is synced.
-        if let Some(next) = self.files.first_free() {
+        if let Some(next) = self.files.sums.first_free {
             self.files.list[next].free_since = Some(self.sync.begun);
         }
         true
