@@ -1,8 +1,8 @@
 //! Random faults, delays and ends of processes with two servers, from seeds.
 //!
 //! [`Cluster::step`] checks at every step that at most one server may answer, that what was
-//! acknowledged is what the next leader finds, in order and without gaps, and that no change and no
-//! read waits without an end. [`Store::kind`](crate::store::Store::kind) checks that writes are fenced.
+//! acknowledged is what the next leader finds, in order and without gaps, and that no read, and after the last
+//! fault no change, waits without an end. [`Store::kind`](crate::store::Store::kind) checks that writes are fenced.
 
 use crate::fake::NODES;
 use crate::servers::Cluster;
@@ -33,7 +33,8 @@ fn two_servers_survive_random_faults() {
 fn run(seed: u64) -> u64 {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut cluster = Cluster::new(2, TTL_SECS);
-    cluster.longest_wait_ms += FULL_MS;
+    // Chance fails any number of tries in a row, so waits have a bound only without faults.
+    let longest_wait_ms = std::mem::replace(&mut cluster.longest_wait_ms, u64::MAX);
     // In some runs etcd ends leases early, and then two servers may answer for a moment.
     cluster.has_early_ends = seed % 4 == 3;
     cluster.world().random = Some(random.fork());
@@ -42,6 +43,7 @@ fn run(seed: u64) -> u64 {
         trouble.step(&mut cluster, &mut random);
         cluster.step(random.u64(1..20));
     }
+    cluster.longest_wait_ms = longest_wait_ms;
     end_trouble(&mut cluster);
     // Without faults a server leads soon, and everything is acknowledged.
     let leader = cluster.lead();
@@ -131,7 +133,9 @@ fn end_trouble(cluster: &mut Cluster) {
     world.old_node = None;
     world.store.has_no_space = false;
     drop(world);
-    cluster.servers.iter_mut().flatten().for_each(|server| server.is_stopped = false);
+    for server in cluster.servers.iter_mut().flatten() {
+        (server.is_stopped, server.waiting_ms) = (false, 0);
+    }
     // Until requests from before are over, servers may end.
     for _ in 0..1_000 {
         for server in 0..2 {

@@ -75,7 +75,7 @@ pub struct Server {
     /// The speed of its clock in percent.
     pub speed: u64,
     /// The time for which the present step waits.
-    waiting_ms: u64,
+    pub waiting_ms: u64,
 }
 
 #[derive(Debug)]
