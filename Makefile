@@ -16,6 +16,7 @@
 #   make soak       the server under stress, for about ten minutes (SCENARIO=churn MINUTES=60 for
 #                   one hour of some scenarios, SEED=n for the same random numbers)
 #   make check-etcd  lints and tests of the sources with the feature `etcd', on a fake of etcd
+#                   (ETCD_SEED=n ETCD_SEEDS=n for other random faults)
 #   make check-cluster  servers with etcd, HAProxy and faults, for about five minutes
 #                   (CASES='name name' for some cases)
 #   make chaos      random faults in a cluster, for one hour (FOR_SECONDS=n; SEED=n repeats the
