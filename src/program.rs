@@ -9,7 +9,7 @@ use crate::options::{self, BinlogPlace, EtcdOptions, LogFormat, Mode, Options};
 use crate::os::disk::{Directory, MOVING};
 use crate::os::failure::{EXIT_REFUSED, Failure, Result};
 use crate::os::init::Machine;
-use crate::os::membership::{Duty, Membership, Standing, left_lease, puts_end};
+use crate::os::membership::{Duty, Membership, Standing, puts_end};
 use crate::os::sys::machine;
 use crate::os::sys::signals::Stop;
 use crate::startup::{self, EXIT_USAGE};
@@ -225,11 +225,16 @@ fn report_copy(files: &[(FileNumber, u64)], to: impl Display) -> ExitCode {
     print(io::stdout(), format_args!("copied {count} files with {bytes} bytes to {to}"))
 }
 
-/// Ends the lease of a server that was killed. There is nothing to do for one that runs, or that had no
-/// lease.
+/// Ends the lease of a server that was killed. Without a cluster no server has one.
 fn leave(file: &Path, place: Option<BinlogPlace>) -> Result<ExitCode> {
-    if let (Some(lease), Some(BinlogPlace::Etcd(etcd))) = (left_lease(file), place) {
-        Membership::leave(&etcd, lease)?;
+    logging::start(LevelFilter::Warn, LogFormat::Text);
+    match place {
+        Some(BinlogPlace::Etcd(etcd)) => Membership::leave(&etcd, file)?,
+        Some(BinlogPlace::Directory(_)) | None if file.exists() => {
+            let why = "the URL of etcd with -b is missing, to end the lease in this file";
+            return Err(Failure::new(EXIT_USAGE, format!("--leave {}: {why}", file.display())));
+        }
+        Some(BinlogPlace::Directory(_)) | None => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,11 +4,12 @@
 
 #![cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "there is no cluster without etcd"))]
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 #[cfg(not(feature = "etcd"))]
-use {super::failure::Failure, crate::engine::binlog::disk::Disk, mio::Waker};
+use {
+    super::failure::Failure, crate::engine::binlog::disk::Disk, mio::Waker, std::io,
+    std::path::Path,
+};
 
 #[cfg(feature = "etcd")]
 pub use super::etcd::Membership;
@@ -72,24 +73,6 @@ pub enum Standing {
 /// The exit code of a server that led and does not any more: EX_TEMPFAIL of sysexits(3).
 pub const EXIT_LOST: u8 = 75;
 
-/// Writes a lease into a file, so that `--leave` can end it after the process was killed. The file that is returned is
-/// locked while it is open.
-pub fn note_lease(path: &Path, lease: i64) -> io::Result<File> {
-    let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
-    file.try_lock()?;
-    file.set_len(0)?;
-    writeln!(file, "{lease:x}")?;
-    Ok(file)
-}
-
-/// Returns the lease in a file. `None` means that its process has it open, or that there is none.
-pub fn left_lease(path: &Path) -> Option<i64> {
-    let file = File::open(path).ok()?;
-    file.try_lock().ok()?;
-    let text = io::read_to_string(file).ok()?;
-    i64::from_str_radix(text.strip_suffix('\n')?, 16).ok()
-}
-
 /// A server that leads, or waits until it can.
 #[cfg(not(feature = "etcd"))]
 pub enum Membership {}
@@ -100,7 +83,7 @@ impl Membership {
         Err(Failure::new(super::failure::EXIT_REFUSED, "this program was built without etcd"))
     }
 
-    pub fn leave(etcd: &EtcdOptions, _: i64) -> Result<(), Failure> {
+    pub fn leave(etcd: &EtcdOptions, _: &Path) -> Result<(), Failure> {
         Membership::join(etcd, Duty::Lead).map(drop)
     }
 

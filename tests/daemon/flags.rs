@@ -30,6 +30,10 @@ fn a_wrong_command_line_is_rejected_in_two_lines() {
         (&["-p", "70000"], "-p 70000: not a number in range"),
         (&["--socket-mode", "8"], "--socket-mode 8: not an octal number from 0 to 777"),
         (&["what"], "unknown argument: what"),
+        (
+            &["--leave", "."],
+            "--leave .: the URL of etcd with -b is missing, to end the lease in this file",
+        ),
     ] {
         let log = assert_refused(arguments, 5, why);
         assert_eq!(log, format!("beanstalkd: {why}\nTry 'beanstalkd --help'.\n"));

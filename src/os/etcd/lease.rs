@@ -9,11 +9,13 @@ use super::keys::{ChunkNumber, IMPORTING, Keys, format_value, parse_format, prin
 use super::nodes::{Nodes, RETRY_PAUSE, ask_again};
 use super::shared::{Shared, State};
 use crate::engine::time::Nanos;
-use crate::os::membership::{Duty, EtcdOptions, Standing, note_lease};
+use crate::os::failure::remedy;
+use crate::os::membership::{Duty, EtcdOptions, Standing};
 use etcd_client::{GetOptions, KeyValue, LeaseGrantResponse, PutOptions, Txn, TxnOp};
 use log::warn;
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -84,8 +86,11 @@ impl Member {
             self.shared.state().lease = lease.id();
             let note = self.lease_file.as_ref().and_then(|path| {
                 let noted = note_lease(path, lease.id()).inspect_err(|error| {
-                    let file = path.display();
-                    warn!("cannot write {file}: {error}; a killed server is followed later");
+                    let (file, help) = (path.display(), remedy(error));
+                    warn!(
+                        "cannot write {file}: {error}{help}; if this server is killed, the next one waits \
+                         for the end of its lease"
+                    );
                 });
                 noted.ok()
             });
@@ -372,4 +377,26 @@ fn is_supported(version: &str) -> bool {
 fn safe_time(lease: &LeaseGrantResponse) -> Nanos {
     let secs = u64::try_from(lease.ttl()).unwrap_or(0);
     Nanos::from_nanos(secs * 1_000_000_000 / 5 * 4)
+}
+
+/// Writes a lease into a file, so that `--leave` can end it after the process was killed. The file that is returned is
+/// locked while it is open.
+pub fn note_lease(path: &Path, lease: i64) -> io::Result<File> {
+    let mut file = File::options().create(true).truncate(false).write(true).open(path)?;
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => io::Error::other("another server has locked it"),
+        TryLockError::Error(error) => error,
+    })?;
+    file.set_len(0)?;
+    writeln!(file, "{lease:x}")?;
+    Ok(file)
+}
+
+/// Returns the lease in a file. It fails with [`ErrorKind::WouldBlock`] if the process has it open.
+pub fn noted_lease(path: &Path) -> io::Result<i64> {
+    let file = File::open(path)?;
+    file.try_lock()?;
+    let text = io::read_to_string(file)?;
+    let lease = text.strip_suffix('\n').and_then(|text| i64::from_str_radix(text, 16).ok());
+    lease.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "there is no lease in it"))
 }

@@ -6,18 +6,20 @@
 use super::api::{EtcdError, Kind};
 use super::disk::{Change, EtcdDisk, Request, Requests, ask};
 use super::keys::{IMPORTING, Keys, format_value};
-use super::lease::Member;
+use super::lease::{Member, noted_lease};
 use super::log::Log;
 use super::nodes::Nodes;
 use super::shared::Shared;
 use crate::engine::binlog::disk::Disk;
-use crate::os::failure::{EXIT_REFUSED, Failure, Result};
+use crate::os::failure::{EXIT_REFUSED, EXIT_SYSTEM, Failure, Result, remedy};
 use crate::os::membership::{Duty, EXIT_LOST, EtcdOptions, Standing};
 use crate::os::sys::{clock::monotonic, machine};
+use log::warn;
 use mio::Waker;
 use std::env;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -70,9 +72,24 @@ impl Membership {
         Ok(Membership { shared, requests, end: Some(end), etcd: etcd.clone() })
     }
 
-    /// Ends the lease of a process that was killed, so that the next server leads at once. One that has
-    /// ended already is as good.
-    pub fn leave(etcd: &EtcdOptions, lease: i64) -> Result {
+    /// Ends the lease that a killed process has left in a file, so that the next server leads at once. One that has
+    /// ended already is as good, and so is a process that had none.
+    pub fn leave(etcd: &EtcdOptions, path: &Path) -> Result {
+        let file = path.display();
+        let lease = match noted_lease(path) {
+            Ok(lease) => lease,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                warn!("{file} is locked: its server runs, and keeps its lease");
+                return Ok(());
+            }
+            Err(error) => {
+                let help = remedy(&error);
+                let message =
+                    format!("cannot read {file}: {error}{help}; its lease ends by itself");
+                return Err(Failure::new(EXIT_SYSTEM, message));
+            }
+        };
         let mut nodes = Nodes::new(etcd).map_err(cannot_start(etcd))?;
         let runtime = runtime().map_err(cannot_start(etcd))?;
         match runtime.block_on(nodes.revoke(lease)) {
@@ -225,5 +242,50 @@ impl Log {
             self.store(vec![Change::Format { value }]).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lease::note_lease;
+    use super::*;
+    use crate::options::{self, BinlogPlace, Mode};
+    use std::fs;
+
+    #[test]
+    fn only_a_lease_that_cannot_be_read_is_a_failure() {
+        let directory = env::temp_dir().join(format!("beanstalkd-leave-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        // No node is there.
+        let arguments = ["-b", "etcd://127.0.0.1:1/jobs", "--leave", "lease"].map(Into::into);
+        let Ok(Mode::Leave(_, Some(BinlogPlace::Etcd(etcd)))) = options::parse(arguments) else {
+            panic!("it is no URL of etcd");
+        };
+        let leave = |path: &Path| {
+            let left = Membership::leave(&etcd, path);
+            left.map_or_else(
+                |failure| (failure.exit_code, failure.message),
+                |()| (0, String::new()),
+            )
+        };
+        let path = directory.join("lease");
+        assert_eq!(leave(&path).0, 0, "the process had no lease");
+        let note = note_lease(&path, 31).unwrap();
+        assert_eq!(leave(&path).0, 0, "the process runs");
+        let second = note_lease(&path, 32).unwrap_err().to_string();
+        assert_eq!(second, "another server has locked it");
+        drop(note);
+        assert_eq!(leave(&path).0, EXIT_REFUSED, "etcd is asked");
+        for text in ["", "1f", "x\n", "1f\n1f\n"] {
+            fs::write(&path, text).unwrap();
+            let wanted = format!(
+                "cannot read {}: there is no lease in it; its lease ends by itself",
+                path.display()
+            );
+            assert_eq!(leave(&path), (EXIT_SYSTEM, wanted), "{text:?}");
+        }
+        let (exit_code, message) = leave(&directory);
+        assert!(exit_code == EXIT_SYSTEM && message.contains("Is a directory"), "{message}");
+        fs::remove_dir_all(directory).unwrap();
     }
 }
