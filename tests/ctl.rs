@@ -1198,33 +1198,6 @@ fn usage_errors_are_two_lines() {
     }
 }
 
-/// Asks bash what it completes, as tests/packages/completions.sh does.
-#[test]
-fn bash_completes_names_that_need_quotes() {
-    let server = Server::ours(&[]);
-    for tube in ["a;b1", "a;b2", "a$c"] {
-        server.ok(&format!("put {tube} x"));
-    }
-    let tool = Path::new(TOOL).parent().unwrap();
-    let ask = "source dist/completions/beanstalkctl.bash; PATH=$0:$PATH BEANSTALKD=$1
-        COMP_WORDS=(beanstalkctl flush \"$2\") COMP_CWORD=2; export PATH BEANSTALKD
-        _beanstalkctl; echo \"${COMPREPLY[*]}\"";
-    for (typed, offered) in [
-        ("a", r"a\$c a\;b1 a\;b2"),
-        (r"a\;b", r"a\;b1 a\;b2"),
-        (r"a\;b1", r"a\;b1"),
-        (r"a\$", r"a\$c"),
-        ("'a;b", "a;b1 a;b2"),
-        ("\"a", r"a\$c a;b1 a;b2"),
-        ("x", ""),
-    ] {
-        let mut bash = Command::new("bash");
-        bash.args(["-c", ask, path_text(tool), &server.place.0, typed]);
-        bash.current_dir(env!("CARGO_MANIFEST_DIR")).stdout(Stdio::piped());
-        assert_eq!(done(bash.output().unwrap()).out.trim_end(), offered, "{typed}");
-    }
-}
-
 #[test]
 fn the_server_is_named_by_option_or_environment() {
     let server = Server::ours(&[]);

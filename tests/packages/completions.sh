@@ -11,12 +11,13 @@ files=$(realpath "$1")
 . tests/packages/common.sh
 mkdir -p "$scratch/home" "$scratch/here/jobs"
 : >"$scratch/here/journal"
-# Instead of a tube it names the server that it was given.
+# Instead of a tube it names the server that it was given. `odd' has tubes whose names need quotes.
 mkdir "$scratch/bin"
 cat >"$scratch/bin/beanstalkctl" <<-'SH'
 	#!/bin/sh
-	case $1 in
-	-s) echo "of-$2" ;;
+	case $1$2 in
+	-sodd) printf '%s\n' 'a;b1' 'a;b2' 'a$c' ;;
+	-s*) echo "of-$2" ;;
 	--server=*) echo "of-${1#*=}" ;;
 	*) echo of-default ;;
 	esac
@@ -96,6 +97,13 @@ in_bash() {
 	offers 'beanstalkd -l unix : j' jobs/ journal
 	offers 'beanstalkd --listen = unix : jo' jobs/ journal
 	offers 'beanstalkd -b etcd : '
+	offers 'beanstalkctl -s odd flush a' 'a\$c' 'a\;b1' 'a\;b2'
+	offers 'beanstalkctl -s odd flush a\;b' 'a\;b1' 'a\;b2'
+	offers 'beanstalkctl -s odd flush a\;b1' 'a\;b1'
+	offers 'beanstalkctl -s odd flush a\$' 'a\$c'
+	offers "beanstalkctl -s odd flush 'a;b" 'a;b1' 'a;b2'
+	offers 'beanstalkctl -s odd flush "a' 'a\$c' 'a;b1' 'a;b2'
+	offers 'beanstalkctl -s odd flush x'
 	# Each is one word.
 	breaks=' '
 	offers 'beanstalkd --log-format=j' --log-format=json
