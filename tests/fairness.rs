@@ -492,18 +492,6 @@ fn batches_of_40_clients_share_the_iterations() {
     }
 }
 
-/// The delete of a job with a key offers another one of its group.
-#[test]
-fn a_delete_batch_of_1000_jobs_takes_steps() {
-    const STEP: u64 = 256;
-    let (mut server, [client]) = Server::with_clients();
-    server.driver.ask(client, "put 0 0 9 0 con:a\r\n\r\n".repeat(2000));
-    let ids: String = (1..=1000).map(|id| format!(" {id}")).collect();
-    server.driver.receive(client, format!("delete-batch{ids}\r\nlist-tube-used\r\n"));
-    server.until(8..=12, STEP, |driver| driver.received(client).ends_with(b"USING default\r\n"));
-    assert!(server.driver.take_text(client).starts_with("DELETED_BATCH 1000 0\r\n"));
-}
-
 /// In each tube a job waits for the slot of each key. A worker gets its jobs when all of them were offered.
 #[test]
 fn slots_for_which_many_tubes_wait_are_offered_in_steps() {
