@@ -757,6 +757,26 @@ fn a_body_for_which_there_is_no_memory_delays_no_other_reply() {
     assert!(server.take_text(unlucky) == reserved(too_long, 700_000));
 }
 
+/// Otherwise the reply before it waits for this memory, and this one for that reply.
+#[test]
+fn a_batch_that_waits_for_the_next_try_keeps_no_body() {
+    // Of this, 768 KiB are for large replies.
+    let mut server = start_with(|it| it.max_memory_bytes = 4 << 20);
+    let [first, second, other] = [400_000, 350_000, 390_000].map(|len| server.put_of(len));
+    let [batch, client] = server.clients();
+    server.disk.hold_reads(true);
+    server.fail_reads([ReadFault::None, ReadFault::TooManyFiles]);
+    server.wait_each(&[batch], "peek-batch default ready 2\r\n");
+    server.wait_each(&[client], format!("peek {other}\r\n"));
+    server.disk.hold_reads(false);
+    server.end_reads();
+    assert!(server.received(batch).is_empty() && server.received(client).is_empty());
+    server.advance(Nanos::from_millis(100));
+    assert!(server.take_text(client) == found(other, 390_000));
+    let both = [found(first, 400_000), found(second, 350_000)].concat();
+    assert!(server.take_text(batch) == format!("FOUND_BATCH 2 2\r\n{both}"));
+}
+
 /// What they have found counts while they wait for the bodies.
 #[test]
 fn batches_of_many_waiting_clients_are_shorter() {
