@@ -414,24 +414,26 @@ impl Driver {
         conn.is_some_and(|(conn, _)| conn.has_backlog && conn.can_run(&self.server.store))
     }
 
+    /// Returns what the server does for an open connection.
+    fn doing(&self, client: Client) -> Option<&Doing> {
+        let conn = self.key(client).and_then(|key| self.server.inspect(key));
+        conn.map(|(conn, _)| &conn.doing)
+    }
+
     /// Returns whether the server has done a part of the command that it runs, and has more to do for it.
     pub fn is_in_steps(&self, client: Client) -> bool {
-        let conn = self.key(client).and_then(|key| self.server.inspect(key));
-        conn.is_some_and(|(conn, _)| {
-            conn.doing.is_in_steps() || matches!(conn.doing, Doing::Wait(WaitFor::List))
-        })
+        self.doing(client)
+            .is_some_and(|doing| doing.is_in_steps() || matches!(doing, Doing::Wait(WaitFor::List)))
     }
 
     /// Returns whether the client waits for a job.
     pub fn waits(&self, client: Client) -> bool {
-        let conn = self.key(client).and_then(|key| self.server.inspect(key));
-        conn.is_some_and(|(conn, _)| matches!(conn.doing, Doing::Wait(WaitFor::Job(_))))
+        matches!(self.doing(client), Some(Doing::Wait(WaitFor::Job(_))))
     }
 
     /// Returns how many ids a `delete-batch` in steps has left.
     pub fn ids_left(&self, client: Client) -> usize {
-        let conn = self.key(client).and_then(|key| self.server.inspect(key));
-        match conn.map(|(conn, _)| &conn.doing) {
+        match self.doing(client) {
             Some(Doing::Steps(Steps::DeleteBatch(batch))) => batch.ids.len(),
             _ => 0,
         }
